@@ -1,0 +1,244 @@
+//! The profile: an environment as data (`env/*.toml`).
+//!
+//! Only the shape lives here. Where values come from, and whether they contradict one another,
+//! is [`super`]'s.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// A whole profile. Unknown fields are refused.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// One line for people.
+    pub title: String,
+    /// Which software runs.
+    pub environment: Environment,
+    /// How the engine is launched.
+    pub engine: Engine,
+    /// What it serves.
+    pub model: Model,
+    /// The KVCR tier.
+    pub kvcr: Kvcr,
+    /// Shape of the stack.
+    pub topology: Topology,
+    /// Accelerators.
+    #[serde(default)]
+    pub devices: Devices,
+    /// How processes find each other.
+    #[serde(default)]
+    pub discovery: Discovery,
+    /// Addresses and fixed ports.
+    #[serde(default)]
+    pub network: Network,
+    /// Lifetimes of the shared stack.
+    #[serde(default)]
+    pub stack: Stack,
+    /// Limits of one request.
+    #[serde(default)]
+    pub request: Request,
+}
+
+/// Which software runs: a locked environment of ours, or an interpreter that the user has.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Environment {
+    /// Name of a locked environment (`cpu`). Exactly one of `lock` and `python`.
+    #[serde(default)]
+    pub lock: Option<String>,
+    /// An interpreter whose packages are used as they are.
+    #[serde(default)]
+    pub python: Option<PathBuf>,
+    /// Whether our overlay (CPU offload, import alias, idle waits) is put on the import path.
+    #[serde(default = "yes")]
+    pub overlay: bool,
+}
+
+/// Which engine.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineKind {
+    /// vLLM behind `dynamo.vllm`.
+    Vllm,
+}
+
+/// What the engine computes on.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceKind {
+    /// Host cores.
+    Cpu,
+    /// NVIDIA devices.
+    Cuda,
+}
+
+/// How the engine is launched.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Engine {
+    /// Which engine.
+    pub kind: EngineKind,
+    /// What it computes on.
+    pub device: DeviceKind,
+    /// `float32`, `bfloat16`, …, as the engine spells it.
+    pub dtype: String,
+    /// Tokens in one KV block.
+    pub block_tokens: u32,
+    /// Longest sequence, in tokens.
+    pub max_model_len: u32,
+    /// Blocks in the device cache; the engine decides where absent.
+    #[serde(default)]
+    pub device_blocks: Option<u32>,
+    /// Share of device memory, 0 to 1 (CUDA only).
+    #[serde(default)]
+    pub gpu_memory_utilization: Option<f64>,
+    /// Extra environment of the engine process.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Extra arguments of the engine process.
+    #[serde(default)]
+    pub args: Vec<String>,
+}
+
+/// What is served.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// A tiny random model that the environment builds: `dense`. Exactly one of `build` and `path`.
+    #[serde(default)]
+    pub build: Option<String>,
+    /// A directory with weights and tokenizer.
+    #[serde(default)]
+    pub path: Option<PathBuf>,
+    /// The name clients ask for.
+    pub served_name: String,
+}
+
+/// The KVCR tier of a worker.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kvcr {
+    /// Bytes of the engine's own host tier (`0:primary`), which stages KVCR's.
+    pub primary_bytes: u64,
+    /// Slots (blocks) of KVCR's own DRAM tier (`1:kvcr`).
+    pub dram_slots: u32,
+    /// Milliseconds until a transfer counts as timed out.
+    pub operation_timeout_ms: u64,
+    /// Milliseconds until a timed-out transfer settles; at least twice the operation timeout.
+    pub abandon_timeout_ms: u64,
+    /// Whether a hinted request may ask the source for blocks it is not known to hold.
+    #[serde(default)]
+    pub opportunistic_query: bool,
+}
+
+/// Which shape.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TopologyKind {
+    /// Equal workers that prefill and decode.
+    Aggregated,
+}
+
+/// Shape of the stack.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Topology {
+    /// Which shape.
+    pub kind: TopologyKind,
+    /// How many workers.
+    pub workers: usize,
+}
+
+/// Accelerators.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Devices {
+    /// Device index of each worker, in order; repeated to share one.
+    #[serde(default)]
+    pub gpus: Vec<u32>,
+}
+
+/// How processes find each other.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DiscoveryBackend {
+    /// etcd where there is one, else files; the choice is said.
+    #[default]
+    Auto,
+    /// etcd.
+    Etcd,
+    /// Dynamo's file store: loses live workers when the host stalls for 10 s.
+    File,
+}
+
+/// How processes find each other.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Discovery {
+    /// Which store.
+    #[serde(default)]
+    pub backend: DiscoveryBackend,
+}
+
+/// Addresses and fixed ports.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Network {
+    /// A non-loopback address of this host; found where absent.
+    #[serde(default)]
+    pub host_address: Option<IpAddr>,
+    /// Fixed port of the front door; allocated where absent.
+    #[serde(default)]
+    pub frontend_port: Option<u16>,
+}
+
+/// Lifetimes of the shared stack, in seconds.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Stack {
+    /// How long an unused stack stays up.
+    pub keep_seconds: u64,
+    /// How long an unused reference engine stays up.
+    pub reference_keep_seconds: u64,
+    /// How long bring-up may take.
+    pub bring_up_seconds: u64,
+    /// Hard limit of one stack's life.
+    pub max_lifetime_seconds: u64,
+}
+
+impl Default for Stack {
+    fn default() -> Self {
+        Self {
+            keep_seconds: 120,
+            reference_keep_seconds: 20,
+            bring_up_seconds: 600,
+            max_lifetime_seconds: 4 * 3600,
+        }
+    }
+}
+
+/// Limits of one request.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Request {
+    /// Seconds until a request is given up.
+    pub deadline_seconds: u64,
+    /// Tokens to generate.
+    pub max_tokens: u32,
+}
+
+impl Default for Request {
+    fn default() -> Self {
+        Self {
+            deadline_seconds: 120,
+            max_tokens: 16,
+        }
+    }
+}
+
+fn yes() -> bool {
+    true
+}

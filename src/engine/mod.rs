@@ -1,0 +1,48 @@
+//! What differs between engines: argv, environment, readiness, metric names, log marks.
+
+use std::future::Future;
+use std::path::Path;
+use std::pin::Pin;
+
+use crate::failure::Failure;
+use crate::plan::{Bindings, Group, Plan, Process};
+use crate::stack::protocol::WorkerInfo;
+
+/// A boxed future, so that [`Blueprint`] can be a trait object.
+pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// What the supervisor must know of an engine to bring a stack up. Everything else about a
+/// configuration stays out of `stack`.
+pub trait Blueprint: Send + Sync {
+    /// Profile name, for people.
+    fn name(&self) -> &str;
+
+    /// Names of the TCP ports that [`Self::plan`] needs in its bindings.
+    fn ports(&self) -> Vec<String>;
+
+    /// Ports that must have this number instead of an allocated one.
+    fn fixed_ports(&self) -> Vec<(String, u16)> {
+        Vec::new()
+    }
+
+    /// The plan for these bindings. Pure.
+    fn plan(&self, bindings: &Bindings) -> Result<Plan, Failure>;
+
+    /// Waits until every worker of `group` is known to the router, has completed a pinned canary
+    /// and shows its telemetry. The supervisor watches the processes meanwhile and bounds the
+    /// time; a failure names the last thing that was missing.
+    fn ready<'a>(
+        &'a self,
+        plan: &'a Plan,
+        group: Group,
+        say: &'a (dyn Fn(String) + Send + Sync),
+    ) -> BoxFuture<'a, Result<Vec<WorkerInfo>, Failure>>;
+
+    /// Says why `process` failed to start or died, from its log: the first causal line, and the
+    /// class that line belongs to. `ending` is how it ended (`exit code 1`, `signal 9`), or
+    /// `None` if it only did not become ready in time.
+    fn explain(&self, process: &Process, ending: Option<&str>, log: &Path) -> Failure;
+
+    /// Waits until the devices are back at the memory they had before the stack started.
+    fn devices_released(&self) -> BoxFuture<'_, Result<(), Failure>>;
+}

@@ -1,0 +1,24 @@
+//! End-to-end tests for KVCR deployed with Dynamo, an engine and NIXL.
+//!
+//! The data flows one way: a [`config`] becomes a [`plan`], the plan a running stack
+//! ([`stack`]), requests become observations ([`client`]), counters become deltas
+//! ([`telemetry`]), both become a [`verdict`], and everything that was seen becomes
+//! evidence ([`evidence`]). `docs/design.md` draws the whole picture.
+
+pub mod cases;
+pub mod client;
+pub mod config;
+pub mod engine;
+pub mod environment;
+pub mod evidence;
+pub mod failure;
+pub mod gate;
+pub mod harness;
+pub mod launch;
+pub mod plan;
+pub mod prompt;
+pub mod reference;
+pub mod snapshot;
+pub mod stack;
+pub mod telemetry;
+pub mod verdict;

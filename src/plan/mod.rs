@@ -1,0 +1,141 @@
+//! What must run: a pure function of the configuration.
+//!
+//! Nothing here touches the machine. A plan names every process with its argv, environment,
+//! readiness probes and order; ports and directories come in as [`Bindings`], so the same
+//! configuration renders the same plan anywhere. Carrying a plan out belongs to `launch` and
+//! `stack`; what an engine's argv looks like belongs to `engine`.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Everything the plan needs to know that only the machine can say.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Bindings {
+    /// One TCP port for each name that the plan asks for.
+    pub ports: BTreeMap<String, u16>,
+    /// Private directory of this generation: sockets, journals, discovery, caches.
+    pub scratch: PathBuf,
+    /// A non-loopback address of this host, where one exists.
+    pub host_address: Option<IpAddr>,
+    /// Which incarnation of the stack this is.
+    pub generation: u64,
+    /// `<fingerprint>:<generation>`; stands in the environment of every process and in the
+    /// name of every shared-memory file, so that a sweep finds exactly ours.
+    pub cookie: String,
+}
+
+/// A process group that starts and stops together.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Group {
+    /// Always running while the stack is up.
+    Core,
+    /// The KVCR-off reference engine: started when a case asks, stopped when none needs it.
+    Reference,
+}
+
+/// What a process is for.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// etcd.
+    Discovery,
+    /// OpenAI front door with the KV router.
+    Frontend,
+    /// An engine that serves.
+    Worker,
+}
+
+/// When a process counts as started.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case", tag = "kind")]
+pub enum Probe {
+    /// A TCP connect to `127.0.0.1:port` succeeds.
+    Tcp {
+        /// Port on the loopback interface.
+        port: u16,
+    },
+    /// A unix-socket connect succeeds. A file alone proves nothing: it may be stale.
+    Unix {
+        /// Path of the socket.
+        path: PathBuf,
+    },
+    /// `GET url` answers 2xx.
+    Http {
+        /// Absolute URL.
+        url: String,
+    },
+    /// `GET url` answers 2xx with JSON whose value at `pointer` equals `equals`.
+    HttpJson {
+        /// Absolute URL.
+        url: String,
+        /// RFC 6901 pointer.
+        pointer: String,
+        /// The value that means ready.
+        equals: serde_json::Value,
+    },
+}
+
+/// One operating-system process.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Process {
+    /// Unique within the plan, also the stem of its log file: `worker0`.
+    pub name: String,
+    /// What it is for.
+    pub role: Role,
+    /// When it starts.
+    pub group: Group,
+    /// Program and arguments. The program is an absolute path.
+    pub argv: Vec<String>,
+    /// The complete environment, except for what `launch` passes through by allow-list.
+    pub env: BTreeMap<String, String>,
+    /// Names of processes whose probes must hold before this one is spawned.
+    pub after: Vec<String>,
+    /// All of these hold: the process is started.
+    pub ready: Vec<Probe>,
+    /// Seconds from spawn until the probes must hold.
+    pub start_seconds: u64,
+    /// Seconds between SIGTERM and SIGKILL of the process group.
+    pub stop_seconds: u64,
+}
+
+/// One serving engine as the cases see it.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct PlannedWorker {
+    /// Name of its process.
+    pub process: String,
+    /// Position in the topology, from 0.
+    pub index: usize,
+    /// The model name that routes to it.
+    pub served_model: String,
+    /// Where its Prometheus page is.
+    pub metrics_url: String,
+    /// Where its own health document is.
+    pub health_url: String,
+    /// Whether KVCR telemetry must be present on that page.
+    pub kvcr: bool,
+}
+
+/// What must run.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Plan {
+    /// Which shape: `aggregated`.
+    pub topology: String,
+    /// In start order; `after` refines it.
+    pub processes: Vec<Process>,
+    /// `http://127.0.0.1:PORT` of the OpenAI front door.
+    pub frontend_url: String,
+    /// Serving workers of [`Group::Core`], by index.
+    pub workers: Vec<PlannedWorker>,
+    /// The KVCR-off engine.
+    pub reference: Option<PlannedWorker>,
+    /// Directories to create (mode 0700) before anything starts.
+    pub directories: Vec<PathBuf>,
+    /// Glob-free name prefixes under `/dev/shm` that this plan creates.
+    pub shm_prefixes: Vec<String>,
+    /// Bytes of `/dev/shm` that this plan may use.
+    pub shm_bytes: u64,
+}
