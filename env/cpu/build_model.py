@@ -22,7 +22,7 @@ prompt, must not stop by itself and has to survive being fed back:
 - Attention is sharpened by the norm of the queries. Left alone, attention in a random model is near uniform, a block of
   64 among many is averaged away, and a block fetched from the wrong place would go unnoticed.
 - Only whole words can be generated: the output row of any other token is zero, so its logit is 0, where the greatest of
-  3,636 random ones is some four standard deviations above. So there is no end of text before the requested length, no
+  3,637 random ones is some four standard deviations above. So there is no end of text before the requested length, no
   half character, and the generated text tokenizes back to the generated tokens (a follow-up turn shares their blocks).
 """
 
@@ -331,6 +331,13 @@ def verify(directory: Path, pinned: bool = True) -> dict[str, Any]:
     return manifest
 
 
+def holds(directory: Path, digest: str) -> bool:
+    try:
+        return verify(directory)["digest"] == digest
+    except ModelError:
+        return False
+
+
 def build(out: Path, kind: str, dtype: str, pin: bool = False) -> str:
     """Builds into a temporary directory beside `out` and renames it there; nobody sees half a model."""
     key = f"{kind}/{dtype}"
@@ -365,12 +372,14 @@ def build(out: Path, kind: str, dtype: str, pin: bool = False) -> str:
         for name, data in files.items():
             (made / name).write_bytes(data)
         try:
-            if out.exists():
+            # Somebody else may have built the same model in the meantime, and an engine may be reading it by now:
+            # theirs stays, if it is whole.
+            if out.exists() and not holds(out, digest):
                 out.rename(temporary / "old")
-            made.rename(out)
+            if not out.exists():
+                made.rename(out)
         except OSError:
-            # Somebody else built the same model in the meantime. Theirs serves as well, if it is whole.
-            if verify(out)["digest"] != digest:
+            if not holds(out, digest):
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
