@@ -31,6 +31,9 @@ pub trait Blueprint: Send + Sync {
     /// Waits until every worker of `group` is known to the router, has completed a pinned canary
     /// and shows its telemetry. The supervisor watches the processes meanwhile and bounds the
     /// time; a failure names the last thing that was missing.
+    ///
+    /// [`WorkerInfo::ready_ms`] counts from this call; the supervisor adds the time since the
+    /// worker's spawn, and fills in [`WorkerInfo::probes_ms`].
     fn ready<'a>(
         &'a self,
         plan: &'a Plan,

@@ -1,13 +1,29 @@
 //! The shared stack: one supervisor process, many leases.
 //!
-//! - [`process`]: fork, exec, groups, sweep. The only `unsafe`.
-//! - [`supervisor`]: carries a plan out and keeps it alive; one a fingerprint.
+//! - [`lease`]: the client side: find or start the supervisor, hold a lease.
+//! - [`admin`]: `status` and `down`, for people.
+//! - [`supervisor`]: keeps one stack alive and serves leases; one a fingerprint.
 //! - [`protocol`]: the lines the two sides exchange.
-//! - [`lease`]: the client side.
+//! - [`queue`]: who may use the stack now. Pure.
+//! - [`state_dir`]: where locks, sockets and logs are.
+//! - [`devices`]: one lock a device, so that two stacks never share one by accident.
+//! - [`process`]: fork, exec, groups. The only `unsafe`.
+//! - [`cookie`], [`sweep`], [`inventory`], [`leftovers`]: what is ours, and how all of it goes away.
 //! - [`wait`]: level-triggered polling.
+//!
+//! Nothing here knows an engine: a [`crate::engine::Blueprint`] says what to start and when it
+//! is ready. Nothing here carries a plan out either; that is [`crate::launch`].
 
+pub mod admin;
+pub mod cookie;
+pub mod devices;
+pub mod inventory;
 pub mod lease;
+pub mod leftovers;
 pub mod process;
 pub mod protocol;
+pub mod queue;
+pub mod state_dir;
 pub mod supervisor;
+pub mod sweep;
 pub mod wait;

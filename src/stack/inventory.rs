@@ -1,0 +1,268 @@
+//! What a generation leaves behind if nobody cleans up: processes and shared-memory files.
+//!
+//! Written down while they are certainly ours (at ready, at each lease's end, before a stop),
+//! because a killed engine can no longer be asked. A file under `/dev/shm` is ours if its name
+//! starts with one of the plan's prefixes, or if a process of ours had it open and it was born
+//! after the generation began (a model that somebody put there before was not). It is removed
+//! only if it is still the same file and no living process has it open.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use procfs::process::{FDTarget, MMapPath, Process, all_processes};
+use serde::{Deserialize, Serialize};
+
+use super::state_dir::{unusable, write_atomic};
+use super::sweep::{Identity, Ours};
+use crate::failure::Failure;
+
+const SHM: &str = "/dev/shm";
+
+/// A shorter prefix could match a stranger's file by chance.
+const PREFIX_MIN: usize = 8;
+
+/// One file, by identity: a name alone may be somebody else's tomorrow.
+#[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+pub struct ShmFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its file system.
+    pub dev: u64,
+    /// Its number there.
+    pub ino: u64,
+}
+
+/// What one generation owns outside its own directory.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct Inventory {
+    /// When it began, in milliseconds since 1970.
+    pub began_ms: u64,
+    /// Prefixes of names under `/dev/shm`.
+    pub shm_prefixes: Vec<String>,
+    /// Files under `/dev/shm`.
+    pub shm: BTreeSet<ShmFile>,
+    /// Processes.
+    pub processes: BTreeSet<Identity>,
+}
+
+impl Inventory {
+    /// A generation that begins now.
+    pub fn begin() -> Self {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        Self {
+            began_ms: u64::try_from(now.as_millis()).unwrap_or(0),
+            ..Self::default()
+        }
+    }
+
+    /// What was written down in a generation's directory; nothing where there is no such file.
+    pub fn load(generation: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(file(generation)).ok()?).ok()
+    }
+
+    /// Writes it down, durably.
+    pub fn save(&self, generation: &Path) -> Result<(), Failure> {
+        let path = file(generation);
+        let text = serde_json::to_vec_pretty(self).unwrap_or_default();
+        write_atomic(&path, &text).map_err(|error| unusable(&path, &error))
+    }
+
+    /// Says that nothing is left of the generation.
+    pub fn forget(generation: &Path) {
+        let _ = fs::remove_file(file(generation));
+    }
+
+    /// Adds what is ours now.
+    pub fn observe(&mut self, ours: &Ours) {
+        self.processes = ours.scan().into_iter().collect();
+        let began = UNIX_EPOCH + Duration::from_millis(self.began_ms);
+        for identity in &self.processes {
+            let Some(process) = open(*identity) else {
+                continue;
+            };
+            self.shm
+                .extend(used_by(&process).into_iter().filter(|file| {
+                    // Files that were there before us are not ours, whoever opened them.
+                    fs::symlink_metadata(&file.path)
+                        .and_then(|found| found.created().or_else(|_| found.modified()))
+                        .is_ok_and(|born| born >= began)
+                }));
+        }
+    }
+
+    /// Removes files that nobody uses any more; returns those removed.
+    pub fn remove_files(&self) -> Vec<PathBuf> {
+        let mut doomed: BTreeSet<ShmFile> = self.shm.clone();
+        for entry in fs::read_dir(SHM).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let named = |prefix: &String| {
+                prefix.len() >= PREFIX_MIN
+                    && name
+                        .to_str()
+                        .is_some_and(|name| name.starts_with(prefix.as_str()))
+            };
+            if self.shm_prefixes.iter().any(named) {
+                collect(&entry.path(), &mut doomed, 0);
+            }
+        }
+        if doomed.is_empty() {
+            return Vec::new();
+        }
+        let used = used_by_anyone();
+        let mut removed = Vec::new();
+        // Reverse order: what is inside a directory comes before it.
+        for file in doomed.into_iter().rev() {
+            let same = fs::symlink_metadata(&file.path)
+                .is_ok_and(|found| found.dev() == file.dev && found.ino() == file.ino);
+            if !same || used.contains(&(file.dev, file.ino)) || !file.path.starts_with(SHM) {
+                continue;
+            }
+            let gone = if file.path.is_dir() {
+                fs::remove_dir(&file.path)
+            } else {
+                fs::remove_file(&file.path)
+            };
+            if gone.is_ok() {
+                removed.push(file.path);
+            }
+        }
+        removed
+    }
+}
+
+fn file(generation: &Path) -> PathBuf {
+    generation.join("inventory.json")
+}
+
+fn open(identity: Identity) -> Option<Process> {
+    let process = Process::new(i32::try_from(identity.pid).ok()?).ok()?;
+    let stat = process.stat().ok()?;
+    (Identity::from(&stat) == identity).then_some(process)
+}
+
+fn collect(path: &Path, into: &mut BTreeSet<ShmFile>, depth: u32) {
+    let Ok(found) = fs::symlink_metadata(path) else {
+        return;
+    };
+    into.insert(ShmFile {
+        path: path.to_owned(),
+        dev: found.dev(),
+        ino: found.ino(),
+    });
+    if found.is_dir() && depth < 8 {
+        for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+            collect(&entry.path(), into, depth + 1);
+        }
+    }
+}
+
+fn used_by(process: &Process) -> Vec<ShmFile> {
+    let mut files = Vec::new();
+    for map in process.maps().into_iter().flatten() {
+        if let MMapPath::Path(path) = &map.pathname
+            && path.starts_with(SHM)
+        {
+            let (major, minor) = (map.dev.0.unsigned_abs(), map.dev.1.unsigned_abs());
+            files.push(ShmFile {
+                path: path.clone(),
+                dev: rustix::fs::makedev(major, minor),
+                ino: map.inode,
+            });
+        }
+    }
+    for fd in process.fd().into_iter().flatten().flatten() {
+        if let FDTarget::Path(path) = &fd.target
+            && path.starts_with(SHM)
+            // Through the link, so that it is the open file and not whatever has its name now.
+            && let Ok(found) = fs::metadata(format!("/proc/{}/fd/{}", process.pid(), fd.fd))
+        {
+            files.push(ShmFile {
+                path: path.clone(),
+                dev: found.dev(),
+                ino: found.ino(),
+            });
+        }
+    }
+    files
+}
+
+fn used_by_anyone() -> BTreeSet<(u64, u64)> {
+    let Ok(processes) = all_processes() else {
+        return BTreeSet::new();
+    };
+    processes
+        .flatten()
+        .flat_map(|process| used_by(&process))
+        .map(|file| (file.dev, file.ino))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shm(prefix: &str) -> tempfile::NamedTempFile {
+        tempfile::Builder::new()
+            .prefix(prefix)
+            .tempfile_in(SHM)
+            .unwrap()
+    }
+
+    #[test]
+    fn an_unused_file_of_ours_goes_and_a_strangers_stays() {
+        let prefix = format!("phase1-unit-{}-", std::process::id());
+        // `keep` closes the descriptor: nobody uses it.
+        let ours = shm(&prefix).into_temp_path();
+        let strangers = shm("stranger-").into_temp_path();
+        let inventory = Inventory {
+            shm_prefixes: vec![prefix],
+            ..Inventory::begin()
+        };
+        assert_eq!(inventory.remove_files(), [ours.to_path_buf()]);
+        assert!(strangers.exists());
+    }
+
+    #[test]
+    fn a_file_that_somebody_has_open_stays() {
+        let prefix = format!("phase1-open-{}-", std::process::id());
+        let open = shm(&prefix);
+        let inventory = Inventory {
+            shm_prefixes: vec![prefix],
+            ..Inventory::begin()
+        };
+        assert!(inventory.remove_files().is_empty());
+        assert!(open.path().exists());
+    }
+
+    #[test]
+    fn a_name_that_now_means_another_file_stays() {
+        let file = shm("phase1-other-").into_temp_path();
+        let found = fs::metadata(&file).unwrap();
+        let inventory = Inventory {
+            shm: BTreeSet::from([ShmFile {
+                path: file.to_path_buf(),
+                dev: found.dev(),
+                ino: found.ino() + 1,
+            }]),
+            ..Inventory::begin()
+        };
+        assert!(inventory.remove_files().is_empty());
+        assert!(file.exists());
+    }
+
+    #[test]
+    fn a_prefix_that_is_too_short_matches_nothing() {
+        let file = shm("p1x-").into_temp_path();
+        let inventory = Inventory {
+            shm_prefixes: vec!["p1x-".to_owned(), String::new()],
+            ..Inventory::begin()
+        };
+        assert!(inventory.remove_files().is_empty());
+        assert!(file.exists());
+    }
+}

@@ -1,0 +1,142 @@
+//! Everything between "a stack is wanted" and the first spawn: leftovers, devices, number,
+//! ports, plan.
+
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::engine::Blueprint;
+use crate::failure::Failure;
+use crate::launch::address;
+use crate::launch::local::Place;
+use crate::launch::ports::{self, Reserved};
+use crate::plan::{Bindings, Plan, Probe};
+use crate::stack::cookie::Cookie;
+use crate::stack::devices::{self, Holder, NotHad};
+use crate::stack::inventory::Inventory;
+use crate::stack::lease::LaunchSpec;
+use crate::stack::leftovers::Leftovers;
+use crate::stack::state_dir::{self, SOCKET_PATH_MAX, StackDir, StateDir};
+
+/// Generation that is about to run. Its locks last as long as this value.
+pub(super) struct Prepared {
+    pub(super) number: u64,
+    pub(super) plan: Arc<Plan>,
+    pub(super) place: Place,
+    pub(super) dir: PathBuf,
+    pub(super) inventory: Inventory,
+    ports: Reserved,
+    _devices: Vec<File>,
+}
+
+impl Prepared {
+    /// Lets the processes have their ports.
+    pub(super) fn release_ports(&mut self) {
+        self.ports.release_listeners();
+    }
+}
+
+/// Removes what earlier generations left, takes the devices and makes the plan.
+pub(super) async fn prepare(
+    spec: &LaunchSpec,
+    dir: &StackDir,
+    blueprint: &dyn Blueprint,
+    say: impl Fn(String),
+) -> Result<Prepared, NotHad> {
+    let swept = Leftovers::of(dir, &spec.fingerprint, Some(std::process::id()))
+        .sweep()
+        .await
+        .map_err(NotHad::Failed)?;
+    if swept != Default::default() {
+        say(format!(
+            "swept {} processes and {} shared-memory files of an earlier generation",
+            swept.processes,
+            swept.files.len()
+        ));
+    }
+    let state = StateDir::open(&spec.state_dir).map_err(NotHad::Failed)?;
+    let me = Holder {
+        fingerprint: spec.fingerprint.clone(),
+        profile: spec.profile.clone(),
+        pid: std::process::id(),
+        socket: dir.socket(),
+    };
+    let patience = Duration::from_secs(spec.bring_up_seconds);
+    let devices = devices::take(&state, &spec.devices, &me, patience, &say).await?;
+    plan(spec, dir, &state, blueprint, devices).map_err(NotHad::Failed)
+}
+
+fn plan(
+    spec: &LaunchSpec,
+    dir: &StackDir,
+    state: &StateDir,
+    blueprint: &dyn Blueprint,
+    devices: Vec<File>,
+) -> Result<Prepared, Failure> {
+    let number = dir.next_generation()?;
+    let cookie = Cookie {
+        fingerprint: spec.fingerprint.clone(),
+        generation: number,
+    };
+    let generation = dir.generation(number);
+    let place = Place {
+        cookie: cookie.clone(),
+        home: dir.path().to_owned(),
+        scratch: generation.join("run"),
+        logs: generation.join("logs"),
+    };
+    for path in [&place.scratch, &place.logs, &generation.join("reference")] {
+        state_dir::create(path)?;
+    }
+    // Before anything can be left behind.
+    let mut inventory = Inventory::begin();
+    inventory.save(&generation)?;
+    let ports = ports::reserve(
+        &blueprint.ports(),
+        &blueprint.fixed_ports(),
+        &state.ports()?,
+    )?;
+    let plan = blueprint.plan(&Bindings {
+        ports: ports.ports.clone(),
+        scratch: place.scratch.clone(),
+        host_address: address::of_this_host(),
+        generation: number,
+        cookie: cookie.to_string(),
+    })?;
+    check_sockets(&plan)?;
+    for path in &plan.directories {
+        state_dir::create(path)?;
+    }
+    inventory.shm_prefixes.clone_from(&plan.shm_prefixes);
+    inventory.save(&generation)?;
+    Ok(Prepared {
+        number,
+        plan: Arc::new(plan),
+        place,
+        dir: generation,
+        inventory,
+        ports,
+        _devices: devices,
+    })
+}
+
+/// A socket that is too long fails in the engine, late and in other words.
+fn check_sockets(plan: &Plan) -> Result<(), Failure> {
+    for process in &plan.processes {
+        for probe in &process.ready {
+            if let Probe::Unix { path } = probe
+                && path.as_os_str().len() > SOCKET_PATH_MAX
+            {
+                return Err(Failure::environment(format!(
+                    "the socket of {} has too long a path: {}",
+                    process.name,
+                    path.display()
+                ))
+                .expected(format!("at most {SOCKET_PATH_MAX} bytes"))
+                .hint("set PHASE1_STATE_DIR to a shorter directory"));
+            }
+        }
+    }
+    Ok(())
+}
