@@ -1,5 +1,7 @@
 //! What differs between engines: argv, environment, readiness, metric names, log marks.
 
+pub mod readiness;
+
 use std::future::Future;
 use std::path::Path;
 use std::pin::Pin;
