@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::InstaState;
 use crate::failure::Failure;
 
 /// The deterministic part of one reference answer.
@@ -186,14 +187,14 @@ pub fn first_difference(pinned: &Pinned, live: &Pinned) -> Option<String> {
 /// # Errors
 /// Inconclusive, naming the variable: with `INSTA_FORCE_PASS=1` or `INSTA_UPDATE=always` a wrong
 /// text would pass.
-pub fn refuse_falsifying(force_pass: Option<&str>, update: Option<&str>) -> Result<Update, Failure> {
-    if force_pass.is_some_and(|value| value != "0" && !value.is_empty()) {
+pub fn refuse_falsifying(insta: &InstaState) -> Result<Update, Failure> {
+    if insta.force_pass {
         return Err(Failure::inconclusive("insta is told to pass whatever it sees")
             .expected("INSTA_FORCE_PASS unset")
-            .found(format!("INSTA_FORCE_PASS={}", force_pass.unwrap_or_default()))
+            .found("INSTA_FORCE_PASS is set")
             .hint("unset it; to review new references use INSTA_UPDATE=new and `cargo insta review`"));
     }
-    match update {
+    match insta.update.as_deref() {
         None | Some("" | "no" | "auto") => Ok(Update::No),
         Some("new") => Ok(Update::New),
         Some(other) => Err(Failure::inconclusive("insta is told to overwrite pinned references")
@@ -203,9 +204,10 @@ pub fn refuse_falsifying(force_pass: Option<&str>, update: Option<&str>) -> Resu
     }
 }
 
-/// A golden file under `snapshots/<folder>/`, for the crate's own tests.
+/// Compares `text` with the golden file `snapshots/<name>.snap`, for the crate's own tests.
 #[cfg(test)]
-pub(crate) fn golden(folder: &str, name: &str, text: &str) {
+pub(crate) fn golden(name: &str, text: &str) {
+    let (folder, stem) = name.rsplit_once('/').unwrap_or(("", name));
     let mut settings = insta::Settings::clone_current();
     settings.set_snapshot_path(Path::new(env!("CARGO_MANIFEST_DIR")).join("snapshots").join(folder));
     settings.set_prepend_module_to_snapshot(false);
@@ -213,7 +215,7 @@ pub(crate) fn golden(folder: &str, name: &str, text: &str) {
     settings.bind(|| {
         #[expect(clippy::disallowed_macros, reason = "this module owns insta")]
         {
-            insta::assert_snapshot!(name, text);
+            insta::assert_snapshot!(stem, text);
         }
     });
 }
@@ -314,11 +316,14 @@ mod tests {
 
     #[test]
     fn falsifying_settings_are_refused_and_reviewing_ones_are_not() {
-        assert!(refuse_falsifying(Some("1"), None).is_err());
-        assert!(refuse_falsifying(None, Some("always")).is_err());
-        assert!(refuse_falsifying(None, Some("unseen")).is_err());
-        assert_eq!(refuse_falsifying(None, Some("new")), Ok(Update::New));
-        assert_eq!(refuse_falsifying(Some("0"), Some("no")), Ok(Update::No));
-        assert_eq!(refuse_falsifying(None, None), Ok(Update::No));
+        let told = |force_pass, update: Option<&str>| {
+            refuse_falsifying(&InstaState { force_pass, update: update.map(str::to_owned) })
+        };
+        assert!(told(true, None).is_err());
+        assert!(told(false, Some("always")).is_err());
+        assert!(told(false, Some("unseen")).is_err());
+        assert_eq!(told(false, Some("new")), Ok(Update::New));
+        assert_eq!(told(false, Some("no")), Ok(Update::No));
+        assert_eq!(told(false, None), Ok(Update::No));
     }
 }
