@@ -410,3 +410,6 @@ fn uv_cache(uv: &Uv) -> Option<PathBuf> {
     let path = PathBuf::from(answer.stdout.trim());
     (answer.ok() && path.is_absolute()).then_some(path)
 }
+
+#[cfg(test)]
+mod tests;
