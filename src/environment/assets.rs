@@ -280,7 +280,14 @@ mod tests {
         let recipe = Recipe::embedded("cpu").unwrap();
         assert!(recipe.file(LOCK).is_some_and(|lock| lock.len() > 1000));
         assert!(recipe.disk().environment > 0);
-        assert!(!recipe.pins.uv.sha256.is_empty());
+        let hashes = &recipe.pins.uv.sha256;
+        assert!(!hashes.is_empty());
+        let hexadecimal = |hash: &String| hash.bytes().all(|letter| letter.is_ascii_hexdigit());
+        assert!(
+            hashes
+                .iter()
+                .all(|hash| hash.len() == 64 && hexadecimal(hash))
+        );
         let failure = Recipe::embedded("cqu").unwrap_err();
         assert!(failure.to_string().contains("one of: cpu"), "{failure}");
     }

@@ -197,7 +197,7 @@ impl<'a> Installer<'a> {
     fn wipe(&self, state: &State, reporter: &mut dyn Reporter) -> Result<Lock, Failure> {
         let at = self.directory.display();
         let path = lock::use_path(&self.directory);
-        let unused = lock::attempt(&path, FlockOperation::NonBlockingLockExclusive)
+        let unused = lock::attempt_for_a_second(&path, FlockOperation::NonBlockingLockExclusive)
             .map_err(|error| lock::unusable(&path, &error.to_string()))?
             .ok_or_else(|| {
                 let found = match state {

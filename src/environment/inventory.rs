@@ -134,7 +134,7 @@ impl Entry {
 
 fn remove_one(path: &Path) -> Result<(), String> {
     let exclusive = FlockOperation::NonBlockingLockExclusive;
-    let take = |at: PathBuf, busy: &str| match lock::attempt(&at, exclusive) {
+    let take = |at: PathBuf, busy: &str| match lock::attempt_for_a_second(&at, exclusive) {
         Ok(Some(held)) => Ok((held, at)),
         Ok(None) => Err(busy.to_owned()),
         Err(error) => Err(error.to_string()),
@@ -237,7 +237,7 @@ impl super::Installed {
         let mut locks = Vec::new();
         for directory in environment.into_iter().chain(model) {
             let path = lock::use_path(directory);
-            match lock::attempt(&path, FlockOperation::NonBlockingLockShared) {
+            match lock::attempt_for_a_second(&path, FlockOperation::NonBlockingLockShared) {
                 Ok(Some(held)) => locks.push(held),
                 Ok(None) => {
                     return Err(Failure::environment(format!(

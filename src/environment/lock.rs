@@ -13,10 +13,11 @@ use std::fs::{File, Metadata};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use rustix::process::{PidfdFlags, Signal};
 
 use crate::failure::Failure;
 
@@ -40,6 +41,14 @@ impl Lock {
         self.file.seek(SeekFrom::Start(0))?;
         write!(self.file, "{}", std::process::id())?;
         self.file.flush()
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Said aloud, because closing is not enough while a child that another thread is just
+        // starting still has a copy. The children that were given the lock have ended by now.
+        let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }
 
@@ -72,6 +81,22 @@ pub(crate) fn attempt(path: &Path, operation: FlockOperation) -> io::Result<Opti
         if same(&file.metadata()?, path) {
             return Ok(Some(Lock { file }));
         }
+    }
+}
+
+/// The same, but looks again for a second: whoever lists what is installed takes each lock for a
+/// moment to see whether it is free.
+pub(crate) fn attempt_for_a_second(
+    path: &Path,
+    operation: FlockOperation,
+) -> io::Result<Option<Lock>> {
+    let started = Instant::now();
+    loop {
+        let lock = attempt(path, operation)?;
+        if lock.is_some() || started.elapsed() > Duration::from_secs(1) {
+            return Ok(lock);
+        }
+        std::thread::sleep(Duration::from_millis(20));
     }
 }
 
@@ -108,7 +133,7 @@ pub(crate) fn wait_to_install(
     reporter: &mut dyn Reporter,
 ) -> Result<Lock, Failure> {
     let path = install_path(directory);
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     loop {
         match attempt(&path, FlockOperation::NonBlockingLockExclusive) {
             Ok(Some(mut lock)) => {
@@ -127,6 +152,7 @@ pub(crate) fn wait_to_install(
             }
             Ok(None) => {
                 reporter.step(&format!("Waiting for {}", waiting_for(&path)));
+                end_orphans(&path);
                 std::thread::sleep(Duration::from_millis(150));
             }
             Err(error) => return Err(unusable(&path, &error.to_string())),
@@ -141,7 +167,7 @@ fn waiting_for(path: &Path) -> String {
     }
     match text.trim().parse::<i32>() {
         Ok(pid) if alive(pid) => format!("another install (pid {pid})"),
-        // Its children inherited the lock and still write.
+        // Its children inherited the lock.
         Ok(pid) => format!("what a killed install (pid {pid}) left running"),
         Err(_) => "another install".to_owned(),
     }
@@ -150,6 +176,55 @@ fn waiting_for(path: &Path) -> String {
 fn alive(pid: i32) -> bool {
     rustix::process::Pid::from_raw(pid)
         .is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(Errno::SRCH))
+}
+
+/// Ends what a killed install left running: it holds the lock, and what it writes will be wiped.
+///
+/// Such a process has the lock as its standard input, which nothing but [`super::child::work`]
+/// does, and its parent does not have the lock open, which a living installer does. Both are
+/// looked at again through a pidfd, so a number that was given away in between is safe.
+fn end_orphans(path: &Path) {
+    let Ok(lock) = path.metadata() else {
+        return;
+    };
+    for process in procfs::process::all_processes()
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let Some(pid) = rustix::process::Pid::from_raw(process.pid) else {
+            continue;
+        };
+        if !orphan(process.pid, &lock) {
+            continue;
+        }
+        let Ok(handle) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else {
+            continue;
+        };
+        if orphan(process.pid, &lock) {
+            let _ = rustix::process::pidfd_send_signal(handle, Signal::KILL);
+        }
+    }
+}
+
+fn orphan(pid: i32, lock: &Metadata) -> bool {
+    let is_lock = |descriptor: &Path| {
+        descriptor
+            .metadata()
+            .is_ok_and(|found| found.ino() == lock.ino() && found.dev() == lock.dev())
+    };
+    if !is_lock(&PathBuf::from(format!("/proc/{pid}/fd/0"))) {
+        return false;
+    }
+    let parent = procfs::process::Process::new(pid).and_then(|process| process.stat());
+    let Ok(parent) = parent.map(|stat| stat.ppid) else {
+        return false;
+    };
+    // A parent that we may not look into could be the installer.
+    let Ok(descriptors) = Path::new(&format!("/proc/{parent}/fd")).read_dir() else {
+        return false;
+    };
+    !descriptors.flatten().any(|entry| is_lock(&entry.path()))
 }
 
 /// The failure for a place that cannot be locked.

@@ -64,6 +64,9 @@ const KNOWN: &[(&[&str], &str, &str)] = &[
     ),
 ];
 
+/// Characters of a line that are quoted; the log has the rest.
+const QUOTED: usize = 240;
+
 /// A failure of `what`, from how it ended and what its log says.
 pub(crate) fn explain(what: &str, ending: &Ending, log: &Path) -> Failure {
     let text = std::fs::read(log).unwrap_or_default();
@@ -116,7 +119,10 @@ fn tidy(line: &str) -> String {
         };
     }
     clean.push_str(rest);
-    clean
+    match clean.char_indices().nth(QUOTED) {
+        Some((at, _)) => format!("{}…", &clean[..at]),
+        None => clean,
+    }
 }
 
 /// A failure of our own file work.
@@ -201,5 +207,11 @@ mod tests {
         for (line, clean) in cases {
             assert_eq!(tidy(line), clean);
         }
+    }
+
+    #[test]
+    fn long_lines_are_cut() {
+        let line = tidy(&"é".repeat(1000));
+        assert_eq!(line.chars().count(), QUOTED + 1);
     }
 }

@@ -18,18 +18,19 @@
 mod assets;
 mod child;
 pub mod cli;
-mod etcd;
+pub(crate) mod etcd;
 mod external;
 #[cfg(test)]
 mod fakes;
 mod install;
-mod interpreter;
+pub(crate) mod interpreter;
 pub mod inventory;
 mod lock;
 mod log;
 mod manifest;
 mod model;
 mod packages;
+pub mod preflight;
 pub mod progress;
 mod space;
 mod uv;

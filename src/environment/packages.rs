@@ -42,6 +42,32 @@ pub(crate) fn stamp(site: &[PathBuf]) -> String {
     assets::hash(lines.iter().map(String::as_bytes))
 }
 
+/// A hash that changes when a Python file below these directories does. People patch installed
+/// files by hand, and no metadata tells.
+pub(crate) fn stamp_sources(site: &[PathBuf], below: &[&str]) -> String {
+    let mut lines = Vec::new();
+    let mut pending: Vec<PathBuf> = site
+        .iter()
+        .flat_map(|directory| below.iter().map(|name| directory.join(name)))
+        .collect();
+    while let Some(directory) = pending.pop() {
+        for entry in directory.read_dir().into_iter().flatten().flatten() {
+            let path = entry.path();
+            let Ok(found) = entry.metadata() else {
+                continue;
+            };
+            if found.is_dir() {
+                pending.push(path);
+            } else if path.extension().is_some_and(|end| end == "py") {
+                let (size, seconds, nanos) = (found.size(), found.mtime(), found.mtime_nsec());
+                lines.push(format!("{} {size} {seconds}.{nanos:09}", path.display()));
+            }
+        }
+    }
+    lines.sort();
+    assets::hash(lines.iter().map(String::as_bytes))
+}
+
 /// Hash over what is installed.
 pub(crate) fn digest(packages: &BTreeMap<String, Package>) -> String {
     let lines: Vec<String> = packages

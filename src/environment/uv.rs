@@ -96,7 +96,7 @@ fn bring(
     let requirements = temporary.path().join("uv.txt");
     let mut text = format!("uv=={}", pin.version);
     for hash in &pin.sha256 {
-        text.push_str(" --hash=");
+        text.push_str(" --hash=sha256:");
         text.push_str(hash);
     }
     std::fs::write(&requirements, text + "\n").map_err(failed)?;
@@ -187,7 +187,7 @@ mod tests {
         UvPin {
             minimum: "0.8.0".to_owned(),
             version: "0.13.9".to_owned(),
-            sha256: vec!["sha256:00".to_owned()],
+            sha256: vec!["00".repeat(32)],
         }
     }
 
