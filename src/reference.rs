@@ -58,16 +58,16 @@ impl Answer {
         let pin = |seen: &Observation| PinnedAnswer {
             prompt_sha256: prompt.sha256.clone(),
             prompt_tokens: seen.prompt_tokens,
-            token_ids: seen.token_ids.clone(),
+            tokens: seen.tokens.clone(),
             text: seen.text.clone(),
             finish_reason: seen.finish_reason.clone(),
         };
         let (first, second) = (pin(cold), pin(warm));
         let disagreement = (first != second).then(|| {
             let split = first
-                .token_ids
+                .tokens
                 .iter()
-                .zip(&second.token_ids)
+                .zip(&second.tokens)
                 .position(|(a, b)| a != b);
             format!(
                 "cold {:?}, warm {:?}, first differing token {split:?}",
@@ -89,16 +89,17 @@ impl Answer {
     /// The self-check, as a check of the arm.
     #[must_use]
     pub fn self_check(&self, label: &str) -> Check {
-        Check {
-            name: format!("reference_agrees_with_itself[{label}]"),
-            class: Class::Inconclusive,
-            expected: "the same tokens cold and warm, with KVCR off".into(),
-            found: self.disagreement.clone().unwrap_or_else(|| "the same".into()),
-            held: self.disagreement.is_none(),
-            margin: self
-                .smallest_top2_gap
-                .map(|gap| format!("smallest gap to the second choice {gap:.4} nat")),
-        }
+        let mut check = Check::new(
+            format!("reference_agrees_with_itself[{label}]"),
+            Class::Inconclusive,
+            self.disagreement.is_none(),
+            "the same tokens cold and warm, with KVCR off",
+            self.disagreement.as_deref().unwrap_or("the same"),
+        );
+        check.margin = self
+            .smallest_top2_gap
+            .map(|gap| format!("smallest gap to the second choice {gap:.4} nat"));
+        check
     }
 
     /// Whether another rounding might change the text.

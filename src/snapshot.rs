@@ -22,12 +22,12 @@ pub struct PinnedAnswer {
     pub prompt_sha256: String,
     /// Length of the prompt.
     pub prompt_tokens: u64,
-    /// Generated token ids.
-    pub token_ids: Vec<u32>,
+    /// Generated token ids, in decimal.
+    pub tokens: Vec<String>,
     /// Generated text.
     pub text: String,
     /// Why generation ended.
-    pub finish_reason: Option<String>,
+    pub finish_reason: String,
 }
 
 /// Everything an arm pins: label of the prompt to answer.
@@ -161,17 +161,17 @@ pub fn first_difference(pinned: &Pinned, live: &Pinned) -> Option<String> {
             ));
         }
         let split = was
-            .token_ids
+            .tokens
             .iter()
-            .zip(&now.token_ids)
+            .zip(&now.tokens)
             .position(|(a, b)| a != b)
-            .unwrap_or_else(|| was.token_ids.len().min(now.token_ids.len()));
-        if was.token_ids != now.token_ids {
-            let show = |ids: &[u32]| ids.get(split).map_or("nothing".to_owned(), u32::to_string);
+            .unwrap_or_else(|| was.tokens.len().min(now.tokens.len()));
+        if was.tokens != now.tokens {
+            let show = |ids: &[String]| ids.get(split).map_or("nothing".to_owned(), String::clone);
             return Some(format!(
                 "`{label}`, generated token {split}: pinned {}, reference {}",
-                show(&was.token_ids),
-                show(&now.token_ids)
+                show(&was.tokens),
+                show(&now.tokens)
             ));
         }
         return Some(format!(
@@ -228,9 +228,9 @@ mod tests {
         PinnedAnswer {
             prompt_sha256: "p".into(),
             prompt_tokens: 100,
-            token_ids: token_ids.to_vec(),
+            tokens: token_ids.iter().map(u32::to_string).collect(),
             text: format!("{token_ids:?}"),
-            finish_reason: Some("length".into()),
+            finish_reason: "length".into(),
         }
     }
 

@@ -5,11 +5,20 @@
 //! token. Text alone would pass if nothing were ever cached, so each arm also proves by counters
 //! that it really was what it claims.
 
-use super::scene::{Flow, Scene};
+use super::scene::Scene;
 use super::{Arm, Case};
+use crate::client::Observation;
 use crate::engine::BoxFuture;
-use crate::failure::Failure;
+use crate::failure::{Class, Failure};
 use crate::stack::protocol::Mode;
+use crate::telemetry::kvcr::{CacheSource, Operation, PromptSource, Tier};
+use crate::telemetry::{Delta, kvcr};
+use crate::verdict::Check;
+
+/// Blocks of the prompts that have to be long.
+const LONG_BLOCKS: u64 = 8;
+/// Tokens beyond the last full block: a hit must leave them to be computed.
+const TAIL: u64 = 37;
 
 /// The case.
 pub const CASE: Case = Case {
@@ -42,3 +51,209 @@ pub const CASE: Case = Case {
         },
     ],
 };
+
+fn cold<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
+    Box::pin(async move {
+        let blocks = scene.blocks();
+        let short = scene.prompt("short", scene.tokens(1) / 2);
+        let long = scene.prompt("long", scene.tokens(LONG_BLOCKS) + TAIL);
+        let other = scene.prompt("other_worker", scene.tokens(LONG_BLOCKS) + TAIL);
+        scene
+            .reference(&[("short", &short), ("long", &long), ("other_worker", &other)])
+            .await?;
+
+        let asked = [("short", &short, 0), ("long", &long, 0), ("other_worker", &other, 1)];
+        let mut stored = vec![0; scene.workers()];
+        let mut computed = vec![0; scene.workers()];
+        let before = scene.counters("before").await?;
+        for (label, prompt, worker) in asked {
+            let seen = scene.ask(label, prompt, worker).await?;
+            scene.answers_as_reference(label, &seen);
+            hit(scene, &seen, 0..=0);
+            stored[worker] += blocks.full(seen.prompt_tokens);
+            computed[worker] += seen.prompt_tokens;
+        }
+        let deltas = scene.since(&before, "after").await?;
+
+        for worker in 0..scene.workers() {
+            let delta = deltas.worker(worker);
+            scene.check(Check::counter_exactly(
+                format!("every_token_computed[worker{worker}]"),
+                Class::Product,
+                computed[worker],
+                &kvcr::prompt_tokens(delta, PromptSource::LocalCompute),
+            ));
+            nothing_delivered(scene, worker, delta);
+            // The positive control: KVCR is on, and took every full block into its own tier.
+            scene.check(Check::counter_exactly(
+                format!("stored_in_own_tier[worker{worker}]"),
+                Class::Product,
+                stored[worker],
+                &kvcr::blocks(delta, Operation::LocalFill),
+            ));
+        }
+        Ok(())
+    })
+}
+
+fn warm_device<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
+    Box::pin(async move {
+        let prompt = scene.prompt("prompt", scene.tokens(LONG_BLOCKS) + TAIL);
+        scene.reference(&[("prompt", &prompt)]).await?;
+
+        let first = scene.ask("cold", &prompt, 0).await?;
+        scene.answers_as_reference("prompt", &first);
+        hit(scene, &first, 0..=0);
+
+        let before = scene.counters("before").await?;
+        let again = scene.ask("warm", &prompt, 0).await?;
+        let deltas = scene.since(&before, "after").await?;
+        scene.answers_as_reference("prompt", &again);
+        let expected = scene.blocks().device_hit(again.prompt_tokens);
+        hit(scene, &again, expected..=expected);
+        as_the_reference_reuses(scene, "prompt", &again);
+
+        let delta = deltas.worker(0);
+        scene.check(Check::counter_exactly(
+            "hit_in_device_cache",
+            Class::Product,
+            expected,
+            &kvcr::prompt_tokens(delta, PromptSource::LocalCacheHit),
+        ));
+        nothing_delivered(scene, 0, delta);
+        Ok(())
+    })
+}
+
+fn warm_tier<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
+    Box::pin(async move {
+        let blocks = scene.blocks();
+        let prompt = scene.prompt("prompt", scene.tokens(LONG_BLOCKS) + TAIL);
+        scene.reference(&[("prompt", &prompt)]).await?;
+
+        let first = scene.ask("cold", &prompt, 0).await?;
+        scene.answers_as_reference("prompt", &first);
+        hit(scene, &first, 0..=0);
+        evict(scene).await?;
+
+        let before = scene.counters("before").await?;
+        let again = scene.ask("warm", &prompt, 0).await?;
+        let deltas = scene.since(&before, "after").await?;
+        scene.answers_as_reference("prompt", &again);
+        let expected = blocks.device_hit(again.prompt_tokens);
+        let hit_blocks = blocks.full(expected);
+        hit(scene, &again, expected..=expected);
+        as_the_reference_reuses(scene, "prompt", &again);
+
+        let delta = deltas.worker(0);
+        let counted = [
+            ("hit_outside_the_engine", expected, kvcr::prompt_tokens(delta, PromptSource::ExternalKvTransfer)),
+            ("not_from_the_device", 0, kvcr::cached_tokens(delta, CacheSource::Device)),
+            ("not_from_the_host_tier", 0, kvcr::cached_tokens(delta, CacheSource::Host)),
+            ("delivered_by_own_tier", hit_blocks, kvcr::blocks(delta, Operation::LocalDeliver)),
+            ("bytes_of_own_tier", blocks.bytes_of(hit_blocks), kvcr::read_bytes(delta, Tier::Kvcr)),
+            ("no_peer_asked", 0, kvcr::blocks(delta, Operation::RemoteDeliver)),
+        ];
+        for (name, expected, counter) in counted {
+            scene.check(Check::counter_exactly(name, Class::Product, expected, &counter));
+        }
+        Ok(())
+    })
+}
+
+fn boundary<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
+    Box::pin(async move {
+        let blocks = scene.blocks();
+        let lengths = blocks.boundary(LONG_BLOCKS);
+        let labels = ["one_short", "exact", "one_over"];
+        let prompts: Vec<_> = labels
+            .iter()
+            .zip(lengths)
+            .map(|(label, tokens)| (*label, scene.prompt(label, tokens)))
+            .collect();
+        let asked: Vec<_> = prompts.iter().map(|(label, prompt)| (*label, prompt)).collect();
+        scene.reference(&asked).await?;
+
+        let before = scene.counters("before").await?;
+        for (label, prompt) in &prompts {
+            let first = scene.ask(&format!("{label}.cold"), prompt, 0).await?;
+            scene.answers_as_reference(label, &first);
+            hit(scene, &first, 0..=0);
+            let again = scene.ask(&format!("{label}.warm"), prompt, 0).await?;
+            scene.answers_as_reference(label, &again);
+            // A tier behind the device may also give the block that ends with the last token.
+            let least = blocks.device_hit(again.prompt_tokens);
+            hit(scene, &again, least..=blocks.offload_hit(again.prompt_tokens));
+            if again.cached_tokens != Some(least) {
+                scene.note(format!(
+                    "`{label}`: {:?} of {} tokens were reported as cached, a KVCR-off engine reuses {least}",
+                    again.cached_tokens, again.prompt_tokens
+                ));
+            }
+        }
+        scene.since(&before, "after").await?;
+        Ok(())
+    })
+}
+
+/// The hit that the engine itself reports lies in `range`.
+fn hit(scene: &mut Scene<'_>, seen: &Observation, range: std::ops::RangeInclusive<u64>) {
+    let name = format!("cached_tokens[{}]", seen.label);
+    let expected = if range.start() == range.end() {
+        format!("{} of {} tokens", range.start(), seen.prompt_tokens)
+    } else {
+        format!("{} to {} of {} tokens", range.start(), range.end(), seen.prompt_tokens)
+    };
+    scene.check(match seen.cached_tokens {
+        Some(cached) => {
+            Check::new(name, Class::Product, range.contains(&cached), expected, format_args!("{cached} tokens"))
+        }
+        None => Check::new(name, Class::Inconclusive, false, expected, "no cached_tokens in the usage"),
+    });
+}
+
+/// KVCR may not claim more than the same engine reuses without it, nor less.
+fn as_the_reference_reuses(scene: &mut Scene<'_>, label: &str, seen: &Observation) {
+    let reused = scene.reference_reused(label);
+    scene.check(Check::equal(
+        format!("hit_as_reference_reuses[{}]", seen.label),
+        if reused.is_some() { Class::Product } else { Class::Inconclusive },
+        &reused,
+        &seen.cached_tokens,
+    ));
+}
+
+/// The negative control: no tier and no peer gave anything.
+fn nothing_delivered(scene: &mut Scene<'_>, worker: usize, delta: &Delta) {
+    for operation in [Operation::LocalDeliver, Operation::RemoteDeliver, Operation::SourceWrite] {
+        scene.check(Check::counter_exactly(
+            format!("no_{}[worker{worker}]", operation.label()),
+            Class::Product,
+            0,
+            &kvcr::blocks(delta, operation),
+        ));
+    }
+    scene.check(Check::counter_exactly(
+        format!("no_external_hit[worker{worker}]"),
+        Class::Product,
+        0,
+        &kvcr::prompt_tokens(delta, PromptSource::ExternalKvTransfer),
+    ));
+}
+
+/// Sends fillers to worker 0 until more blocks than its device cache and its host tier hold have
+/// gone through both. Whether that evicted the prompt is not believed but counted afterwards.
+async fn evict(scene: &mut Scene<'_>) -> Result<(), Failure> {
+    let blocks = scene.blocks();
+    let profile = &scene.config().profile;
+    let device = u64::from(profile.engine.device_blocks.unwrap_or(0));
+    let host = profile.kvcr.primary_bytes / blocks.bytes;
+    // Half of the longest sequence: long enough to be few, short enough for any device cache.
+    let filler = blocks.full(u64::from(profile.engine.max_model_len) / 2);
+    let count = (device.max(host) + LONG_BLOCKS).div_ceil(filler.max(1));
+    let fillers = scene.fillers(usize::try_from(count).unwrap_or(usize::MAX), scene.tokens(filler) + TAIL);
+    for (index, prompt) in fillers.iter().enumerate() {
+        scene.ask(&format!("filler{index}"), prompt, 0).await?;
+    }
+    Ok(())
+}

@@ -49,6 +49,8 @@ pub struct Completion {
     pub ignore_eos: bool,
     /// Pin to this worker (`x-dynamo-worker-instance-id`).
     pub worker: Option<u64>,
+    /// Goes into every block hash: the same prompt under another salt shares nothing with it.
+    pub cache_salt: Option<String>,
 }
 
 /// What the client saw of one request.
@@ -124,7 +126,7 @@ impl Client {
 /// here was accepted by Dynamo 1.6.1. Token strings may repeat in `top_logprobs` (`\u{fffd}` is
 /// many tokens), token ids may not, hence `return_tokens_as_token_ids`.
 fn body(completion: &Completion) -> serde_json::Value {
-    json!({
+    let mut body = json!({
         "model": completion.model,
         "prompt": completion.prompt,
         "max_tokens": completion.max_tokens,
@@ -134,7 +136,11 @@ fn body(completion: &Completion) -> serde_json::Value {
         "logprobs": 2,
         "return_tokens_as_token_ids": true,
         "nvext": {"extra_fields": ["worker_id", "timing", "completion_token_ids"]},
-    })
+    });
+    if let Some(salt) = &completion.cache_salt {
+        body["cache_salt"] = json!(salt);
+    }
+    body
 }
 
 #[cfg(test)]
