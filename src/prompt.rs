@@ -196,7 +196,7 @@ impl Prompts {
             for draw in hash.finalize().chunks_exact(4).take(target - ids.len()) {
                 let draw = u64::from(u32::from_le_bytes([draw[0], draw[1], draw[2], draw[3]]));
                 // Scales 32 random bits to an index; a vocabulary is too small for the bias.
-                let (id, _) = &self.words[(draw * words >> 32) as usize];
+                let (id, _) = &self.words[((draw * words) >> 32) as usize];
                 ids.push(*id);
             }
         }

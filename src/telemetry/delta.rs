@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use super::{Page, Reading, Series};
 
 /// What happened to one cumulative series.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Change {
     /// On neither page.
     Absent,
@@ -89,6 +90,15 @@ pub struct Counted {
     /// Where it is not a value: what else is there under a similar name, at most five.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub similar: Vec<String>,
+}
+
+/// A delta as evidence keeps it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Record {
+    /// How a restart was noticed; no number below means anything then.
+    pub restart: Option<Restart>,
+    /// Counters that moved, by series. Histogram buckets are left out: their count is here.
+    pub moved: BTreeMap<String, Change>,
 }
 
 /// The difference of two pages of one process.
@@ -196,7 +206,19 @@ impl Delta {
             .take_while(move |(series, _)| series.name() == name)
     }
 
-    /// Every counter that moved, with how it moved: what evidence keeps.
+    /// What evidence keeps.
+    pub fn record(&self) -> Record {
+        Record {
+            restart: self.restart.clone(),
+            moved: self
+                .moved()
+                .filter(|(series, _)| !series.name().ends_with("_bucket"))
+                .map(|(series, change)| (series.to_string(), change))
+                .collect(),
+        }
+    }
+
+    /// Every counter that moved, with how it moved.
     pub fn moved(&self) -> impl Iterator<Item = (&Series, Change)> {
         self.changes
             .iter()
@@ -317,6 +339,19 @@ mod tests {
         let new = Series::new("c_total", &[("op", "b")]);
         assert_eq!(d.change(&new), Change::Appeared(9.0));
         assert_eq!(d.change(&Series::new("c_total", &[])), Change::Absent);
+    }
+
+    #[test]
+    fn evidence_keeps_what_moved_and_can_be_read_back() {
+        let d = delta(
+            "c_total{op=\"a\"} 5\nc_total{op=\"b\"} 5\n",
+            "c_total{op=\"a\"} 7\nc_total{op=\"b\"} 5\nh_bucket{le=\"1\"} 1\nh_count 1\n",
+        );
+        let record = d.record();
+        let names: Vec<_> = record.moved.keys().map(String::as_str).collect();
+        assert_eq!(names, ["c_total{op=\"a\"}", "h_count"]);
+        let json = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<Record>(&json).unwrap(), record);
     }
 
     #[test]
