@@ -16,11 +16,12 @@
 //! What is *not there yet* is waited for, without a bound of our own: the supervisor bounds the
 //! bring-up and watches the processes. What *contradicts* readiness fails at once.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use crate::client::parse::unsigned;
 use crate::client::{Client, Completion, Input, RequestFailure, RequestFailureKind, Transport};

@@ -8,6 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::page::Kind;
 use super::{Page, Reading, Series};
 
 /// What happened to one cumulative series.
@@ -112,7 +113,10 @@ pub struct Delta {
 impl Delta {
     /// Compares an earlier page with a later one of the same URL.
     pub fn between(before: &Page, after: &Page) -> Self {
-        let cumulative = |name: &str| after.is_cumulative(name) && before.is_cumulative(name);
+        // The later page knows more families; one that it no longer declares has to vanish.
+        let cumulative = |name: &str| {
+            after.is_cumulative(name) || (after.kind(name).is_none() && before.is_cumulative(name))
+        };
         let mut changes = BTreeMap::new();
         for (series, old) in before.samples().filter(|(s, _)| cumulative(s.name())) {
             let change = match (old, after.values(series)) {
@@ -183,6 +187,9 @@ impl Delta {
     fn reading(&self, name: &str, matches: impl Fn(&Series) -> bool) -> Reading {
         if let Some(restart) = &self.restart {
             return Reading::Restarted(restart.to_string());
+        }
+        if self.after.kind(name) == Some(Kind::Gauge) {
+            return Reading::Unusable(format!("{name} is a gauge: read it from a page"));
         }
         let mut sum = None;
         for (series, change) in self.named(name).filter(|(series, _)| matches(series)) {
@@ -404,6 +411,16 @@ mod tests {
         );
         assert_eq!(d.restart(), None);
         assert_eq!(d.moved().count(), 0);
+    }
+
+    #[test]
+    fn a_family_that_appears_is_counted_and_a_gauge_is_refused() {
+        let new = Page::parse("# TYPE seen counter\nseen 3\n");
+        let d = Delta::between(&Page::default(), &new);
+        assert_eq!(d.counter("seen", &[]).reading, Reading::Value(3.0));
+        assert!(Delta::between(&new, &Page::default()).restart().is_some());
+        let gauge = delta("g 5\n", "g 6\n").counter("g", &[]).reading;
+        assert!(matches!(gauge, Reading::Unusable(_)), "{gauge}");
     }
 
     #[test]

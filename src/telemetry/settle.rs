@@ -5,7 +5,10 @@
 //! waits for a moment; it waits for a state that can be seen, and says which one it was.
 
 use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::Instant;
 
 use super::{Page, Series, kvcr};
 use crate::client::{RequestFailure, RequestFailureKind, Transport};
@@ -70,7 +73,7 @@ impl Scraper {
 }
 
 /// How long to wait for what.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub struct Settling {
     /// Between two rounds of scrapes. Counters were seen to move up to 100 ms after a response.
     pub interval: Duration,
@@ -109,7 +112,8 @@ impl Settling {
 }
 
 /// What state ended the wait.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum How {
     /// Nothing was going on and two rounds in a row agreed (for [`Settling::quiet`]).
     Idle,
