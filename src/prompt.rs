@@ -196,7 +196,7 @@ impl Prompts {
             for draw in hash.finalize().chunks_exact(4).take(target - ids.len()) {
                 let draw = u64::from(u32::from_le_bytes([draw[0], draw[1], draw[2], draw[3]]));
                 // Scales 32 random bits to an index; a vocabulary is too small for the bias.
-                let (id, _) = &self.words[(draw * words >> 32) as usize];
+                let (id, _) = &self.words[((draw * words) >> 32) as usize];
                 ids.push(*id);
             }
         }
@@ -291,9 +291,14 @@ mod tests {
         let prompt = prompts().cold(KEY, 6);
         assert!(prompt.ids.iter().all(|id| *id >= 10), "{:?}", prompt.ids);
         assert_eq!(prompt.text.split(' ').count(), 7, "{:?}", prompt.text);
-        // Pinned: a change here makes every pinned reference a stranger.
         assert_eq!(prompt, prompts().cold(KEY, 6));
-        assert_eq!(prompt.sha256.len(), 64);
+        // Computed by another implementation of the module's documentation. A change here makes
+        // a stranger of every pinned reference.
+        assert_eq!(prompt.ids, [140, 351, 679, 664, 226, 109]);
+        assert_eq!(
+            prompt.sha256,
+            "c763e6bb56f2f7db0730ee1079bb9f980adb54ac5251b7cf59071546a65aab29"
+        );
     }
 
     #[test]

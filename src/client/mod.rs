@@ -6,7 +6,7 @@
 //! Every request is greedy and not streamed, and asks for what an oracle needs: who served it
 //! (`nvext.worker_id`), the generated token ids, and the two best log-probabilities a token.
 
-mod parse;
+pub(crate) mod parse;
 pub mod transport;
 
 use std::time::Duration;
@@ -143,5 +143,7 @@ fn body(completion: &Completion) -> serde_json::Value {
     body
 }
 
+#[cfg(test)]
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

@@ -62,7 +62,7 @@ pub(super) fn observation(reply: &Reply, label: &str) -> Result<Observation, Req
 
 /// An unsigned integer, exactly: as a number or, where a server protects it from readers that
 /// know only floats, as a string. A float is refused: it has already lost digits of an id.
-fn unsigned(value: &Value) -> Option<u64> {
+pub(crate) fn unsigned(value: &Value) -> Option<u64> {
     value.as_u64().or_else(|| value.as_str()?.parse().ok())
 }
 

@@ -4,10 +4,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
+use super::testing::Request;
 use super::*;
 use crate::failure::Class;
 
@@ -28,7 +29,7 @@ enum Then {
 struct Server {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,
-    first_request: oneshot::Receiver<String>,
+    first_request: oneshot::Receiver<Request>,
 }
 
 async fn serve(then: Then) -> Server {
@@ -52,8 +53,8 @@ async fn serve(then: Then) -> Server {
     }
 }
 
-async fn talk(mut stream: TcpStream, then: Then, mut tell: Option<oneshot::Sender<String>>) {
-    while let Some(request) = read_request(&mut stream).await {
+async fn talk(mut stream: TcpStream, then: Then, mut tell: Option<oneshot::Sender<Request>>) {
+    while let Some(request) = Request::read(&mut stream).await {
         if let Some(tell) = tell.take() {
             let _ = tell.send(request);
         }
@@ -71,31 +72,6 @@ async fn talk(mut stream: TcpStream, then: Then, mut tell: Option<oneshot::Sende
                 while stream.write_all(&[b' '; 1 << 16]).await.is_ok() {}
                 return;
             }
-        }
-    }
-}
-
-/// One request with its body; `None` when the client is gone.
-async fn read_request(stream: &mut TcpStream) -> Option<String> {
-    let mut bytes = Vec::new();
-    loop {
-        let text = String::from_utf8_lossy(&bytes).into_owned();
-        if let Some(end) = text.find("\r\n\r\n") {
-            let length = text
-                .lines()
-                .find_map(|line| {
-                    line.to_ascii_lowercase()
-                        .strip_prefix("content-length: ")?
-                        .parse()
-                        .ok()
-                })
-                .unwrap_or(0_usize);
-            if bytes.len() >= end + 4 + length {
-                return Some(text);
-            }
-        }
-        if stream.read_buf(&mut bytes).await.ok()? == 0 {
-            return None;
         }
     }
 }
@@ -166,9 +142,9 @@ async fn instance_ids_survive_both_ways() {
                 .unwrap();
             assert_eq!(seen.served_by, Some(id));
             let request = server.first_request.await.unwrap();
-            assert!(
-                request.contains(&format!("x-dynamo-worker-instance-id: {id}\r\n")),
-                "{request}"
+            assert_eq!(
+                request.header("x-dynamo-worker-instance-id"),
+                Some(id.to_string().as_str())
             );
             let kept: Observation =
                 serde_json::from_str(&serde_json::to_string(&seen).unwrap()).unwrap();
@@ -193,12 +169,11 @@ async fn asks_greedily_for_ids_and_reuses_the_connection() {
     assert_eq!(server.connections.load(Ordering::SeqCst), 1);
     let request = server.first_request.await.unwrap();
     assert!(
-        request.starts_with("POST /v1/completions HTTP/1.1\r\n"),
-        "{request}"
+        request.head.starts_with("POST /v1/completions HTTP/1.1"),
+        "{request:?}"
     );
-    assert!(!request.contains("x-dynamo"), "{request}");
-    let (_, body) = request.split_once("\r\n\r\n").unwrap();
-    let body: serde_json::Value = serde_json::from_str(body).unwrap();
+    assert_eq!(request.header("x-dynamo-worker-instance-id"), None);
+    let body: serde_json::Value = serde_json::from_str(&request.body).unwrap();
     assert_eq!(body["prompt"], json!([5, 6]));
     assert_eq!(body["temperature"], json!(0));
     assert_eq!(body["stream"], json!(false));

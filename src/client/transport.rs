@@ -4,6 +4,7 @@ use std::error::Error;
 use std::time::{Duration, Instant};
 
 use reqwest::header::CONTENT_LENGTH;
+use serde::Serialize;
 
 use crate::failure::{Class, Failure};
 
@@ -15,7 +16,7 @@ pub const RESPONSE_LIMIT: usize = 16 << 20;
 const EXCERPT: usize = 300;
 
 /// Why a request gave no observation.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
 #[error("{request}: {kind} (after {wall_ms:.0} ms)")]
 pub struct RequestFailure {
     /// What was asked: the label of a completion, or a URL.
@@ -27,7 +28,8 @@ pub struct RequestFailure {
 }
 
 /// What happened to a request.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Serialize, thiserror::Error)]
+#[serde(rename_all = "kebab-case")]
 pub enum RequestFailureKind {
     /// No complete answer within the client's own deadline.
     #[error("no complete response within {seconds} s")]
@@ -135,7 +137,6 @@ fn is_dialect(body: &str) -> bool {
         "Unsupported parameter",
         "unknown field",
         "Failed to deserialize",
-        "Route not found",
     ]
     .iter()
     .any(|mark| body.contains(mark))

@@ -16,12 +16,14 @@
 //! What is *not there yet* is waited for, without a bound of our own: the supervisor bounds the
 //! bring-up and watches the processes. What *contradicts* readiness fails at once.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
+use crate::client::parse::unsigned;
 use crate::client::{Client, Completion, Input, RequestFailure, RequestFailureKind, Transport};
 use crate::failure::{Class, Failure};
 use crate::plan::{Group, Plan, PlannedWorker};
@@ -70,35 +72,9 @@ pub async fn await_workers(
         client: Client::new(&plan.frontend_url, CANARY_DEADLINE)?,
         transport: Transport::new(LOOK_DEADLINE)?,
         scraper: Scraper::new(LOOK_DEADLINE)?,
+        telemetry_window: TELEMETRY_WINDOW,
     };
-    // Tasks outlive no one: the set aborts them when it is dropped. `say` is only borrowed, so
-    // what they have to say comes back through a channel.
-    let (told, mut tell) = mpsc::unbounded_channel();
-    let mut tasks = JoinSet::new();
-    for worker in planned {
-        let (probe, told) = (probe.clone(), told.clone());
-        tasks.spawn(async move { probe.ready(worker, told).await });
-    }
-    drop(told);
-    let mut ready: Vec<WorkerInfo> = Vec::new();
-    loop {
-        tokio::select! {
-            biased;
-            Some(text) = tell.recv() => say(text),
-            Some(done) = tasks.join_next() => {
-                let info = done.map_err(|error| {
-                    Failure::inconclusive("a readiness probe ended by itself").found(error)
-                })??;
-                if let Some(other) = ready.iter().find(|w| w.instance_id == info.instance_id) {
-                    return Err(same_instance(other, &info));
-                }
-                ready.push(info);
-            }
-            else => break,
-        }
-    }
-    ready.sort_by_key(|worker| worker.index);
-    Ok(ready)
+    probe.all(planned, say).await
 }
 
 /// Two of our workers cannot be one instance: on one of the ports somebody else answers, such
@@ -122,9 +98,45 @@ struct Probe {
     client: Client,
     transport: Transport,
     scraper: Scraper,
+    telemetry_window: Duration,
 }
 
 impl Probe {
+    async fn all(
+        &self,
+        planned: Vec<PlannedWorker>,
+        say: &(dyn Fn(String) + Send + Sync),
+    ) -> Result<Vec<WorkerInfo>, Failure> {
+        // Tasks outlive no one: the set aborts them when it is dropped. `say` is only borrowed, so
+        // what they have to say comes back through a channel.
+        let (told, mut tell) = mpsc::unbounded_channel();
+        let mut tasks = JoinSet::new();
+        for worker in planned {
+            let (probe, told) = (self.clone(), told.clone());
+            tasks.spawn(async move { probe.ready(worker, told).await });
+        }
+        drop(told);
+        let mut ready: Vec<WorkerInfo> = Vec::new();
+        loop {
+            tokio::select! {
+                biased;
+                Some(text) = tell.recv() => say(text),
+                Some(done) = tasks.join_next() => {
+                    let info = done.map_err(|error| {
+                        Failure::inconclusive("a readiness probe ended by itself").found(error)
+                    })??;
+                    if let Some(other) = ready.iter().find(|w| w.instance_id == info.instance_id) {
+                        return Err(same_instance(other, &info));
+                    }
+                    ready.push(info);
+                }
+                else => break,
+            }
+        }
+        ready.sort_by_key(|worker| worker.index);
+        Ok(ready)
+    }
+
     async fn ready(
         &self,
         worker: PlannedWorker,
@@ -203,7 +215,7 @@ impl Probe {
         if worker.kvcr
             && let Err(missing) = kvcr::telemetry_present(&page)
         {
-            return Err(if since.elapsed() < TELEMETRY_WINDOW {
+            return Err(if since.elapsed() < self.telemetry_window {
                 Wait::NotYet(format!("KVCR telemetry: {missing}"))
             } else {
                 Wait::Never(no_telemetry(worker, &missing))
@@ -297,7 +309,7 @@ fn lists_instance(health: &Value, id: u64) -> bool {
     let instances = health.get("instances").and_then(Value::as_array);
     instances.into_iter().flatten().any(|instance| {
         instance.get("endpoint").and_then(Value::as_str) == Some("generate")
-            && instance.get("instance_id").and_then(Value::as_u64) == Some(id)
+            && instance.get("instance_id").and_then(unsigned) == Some(id)
     })
 }
 

@@ -8,10 +8,12 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::page::Kind;
 use super::{Page, Reading, Series};
 
 /// What happened to one cumulative series.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Change {
     /// On neither page.
     Absent,
@@ -91,6 +93,15 @@ pub struct Counted {
     pub similar: Vec<String>,
 }
 
+/// A delta as evidence keeps it.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct Record {
+    /// How a restart was noticed; no number below means anything then.
+    pub restart: Option<Restart>,
+    /// Counters that moved, by series. Histogram buckets are left out: their count is here.
+    pub moved: BTreeMap<String, Change>,
+}
+
 /// The difference of two pages of one process.
 #[derive(Clone, Debug)]
 pub struct Delta {
@@ -102,7 +113,10 @@ pub struct Delta {
 impl Delta {
     /// Compares an earlier page with a later one of the same URL.
     pub fn between(before: &Page, after: &Page) -> Self {
-        let cumulative = |name: &str| after.is_cumulative(name) && before.is_cumulative(name);
+        // The later page knows more families; one that it no longer declares has to vanish.
+        let cumulative = |name: &str| {
+            after.is_cumulative(name) || (after.kind(name).is_none() && before.is_cumulative(name))
+        };
         let mut changes = BTreeMap::new();
         for (series, old) in before.samples().filter(|(s, _)| cumulative(s.name())) {
             let change = match (old, after.values(series)) {
@@ -174,6 +188,9 @@ impl Delta {
         if let Some(restart) = &self.restart {
             return Reading::Restarted(restart.to_string());
         }
+        if self.after.kind(name) == Some(Kind::Gauge) {
+            return Reading::Unusable(format!("{name} is a gauge: read it from a page"));
+        }
         let mut sum = None;
         for (series, change) in self.named(name).filter(|(series, _)| matches(series)) {
             *sum.get_or_insert(0.0) += match change {
@@ -196,7 +213,19 @@ impl Delta {
             .take_while(move |(series, _)| series.name() == name)
     }
 
-    /// Every counter that moved, with how it moved: what evidence keeps.
+    /// What evidence keeps.
+    pub fn record(&self) -> Record {
+        Record {
+            restart: self.restart.clone(),
+            moved: self
+                .moved()
+                .filter(|(series, _)| !series.name().ends_with("_bucket"))
+                .map(|(series, change)| (series.to_string(), change))
+                .collect(),
+        }
+    }
+
+    /// Every counter that moved, with how it moved.
     pub fn moved(&self) -> impl Iterator<Item = (&Series, Change)> {
         self.changes
             .iter()
@@ -320,6 +349,19 @@ mod tests {
     }
 
     #[test]
+    fn evidence_keeps_what_moved_and_can_be_read_back() {
+        let d = delta(
+            "c_total{op=\"a\"} 5\nc_total{op=\"b\"} 5\n",
+            "c_total{op=\"a\"} 7\nc_total{op=\"b\"} 5\nh_bucket{le=\"1\"} 1\nh_count 1\n",
+        );
+        let record = d.record();
+        let names: Vec<_> = record.moved.keys().map(String::as_str).collect();
+        assert_eq!(names, ["c_total{op=\"a\"}", "h_count"]);
+        let json = serde_json::to_string(&record).unwrap();
+        assert_eq!(serde_json::from_str::<Record>(&json).unwrap(), record);
+    }
+
+    #[test]
     fn absent_silent_and_zero_are_three_things() {
         let d = delta("c_total{op=\"a\"} 5\n", "c_total{op=\"a\"} 5\n");
         assert_eq!(
@@ -369,6 +411,16 @@ mod tests {
         );
         assert_eq!(d.restart(), None);
         assert_eq!(d.moved().count(), 0);
+    }
+
+    #[test]
+    fn a_family_that_appears_is_counted_and_a_gauge_is_refused() {
+        let new = Page::parse("# TYPE seen counter\nseen 3\n");
+        let d = Delta::between(&Page::default(), &new);
+        assert_eq!(d.counter("seen", &[]).reading, Reading::Value(3.0));
+        assert!(Delta::between(&new, &Page::default()).restart().is_some());
+        let gauge = delta("g 5\n", "g 6\n").counter("g", &[]).reading;
+        assert!(matches!(gauge, Reading::Unusable(_)), "{gauge}");
     }
 
     #[test]

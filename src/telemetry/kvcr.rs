@@ -283,6 +283,14 @@ pub fn failures(delta: &Delta) -> Result<Vec<BadEnding>, Reading> {
 /// nothing to hold then.
 pub fn invariants(delta: &Delta, block_bytes: Option<u64>) -> Vec<Failure> {
     let mut found = Vec::new();
+    if let Some(first) = delta.after().problems().first() {
+        let count = delta.after().problems().len();
+        found.push(
+            Failure::inconclusive("the metrics page cannot be read completely")
+                .expected("every line a sample, a declaration or a comment")
+                .found(format_args!("{count} that are not; the first: {first}")),
+        );
+    }
     // vllm#38230: a negative increment ends the engine's statistics without a word.
     for (series, values) in delta.after().samples() {
         if delta.after().is_cumulative(series.name()) && values.iter().any(|v| *v < 0.0) {
@@ -422,6 +430,66 @@ vllm:kvcr_duration_seconds_count{engine=\"0\",result=\"success\",scope=\"local_d
         assert_eq!(chunk_queries(&d, Tier::Kvcr).reading, Reading::Absent);
         assert_eq!(failures(&d), Ok(vec![]));
         assert_eq!(invariants(&d, Some(262_144)), []);
+    }
+
+    /// Pages of the two workers around one hinted transfer of 8 blocks (and, on the source, a
+    /// session of seeding and flooding before it), as scraped from vLLM 0.32, kvcr 0.1.1 and
+    /// Dynamo 1.6.1 on a CPU; only series of other families were removed.
+    fn real(before: &str, after: &str) -> Delta {
+        let (before, after) = (Page::parse(before), Page::parse(after));
+        assert_eq!((before.problems(), after.problems()), (&[][..], &[][..]));
+        assert_eq!(telemetry_present(&before), Ok(()));
+        assert_eq!(busy(&after), Vec::<String>::new());
+        let delta = Delta::between(&before, &after);
+        assert_eq!(delta.restart(), None);
+        assert_eq!(failures(&delta), Ok(vec![]));
+        assert_eq!(invariants(&delta, Some(262_144)), []);
+        delta
+    }
+
+    #[test]
+    fn a_real_transfer_is_read_from_both_sides() {
+        let source_before = include_str!("testdata/source-before.prom");
+        let source = real(source_before, include_str!("testdata/source-after.prom"));
+        let target = real(
+            include_str!("testdata/target-before.prom"),
+            include_str!("testdata/target-after.prom"),
+        );
+        assert_eq!(
+            blocks(&target, Operation::RemoteDeliver).reading,
+            Reading::Value(8.0)
+        );
+        assert_eq!(
+            bytes(&target, Operation::RemoteDeliver).reading,
+            Reading::Silent
+        );
+        assert_eq!(
+            read_bytes(&target, Tier::Kvcr).reading.exact(),
+            Some(8 * 262_144)
+        );
+        assert_eq!(
+            cached_tokens(&target, CacheSource::ExternalUnspecified).reading,
+            Reading::Value(512.0)
+        );
+        assert_eq!(
+            blocks(&target, Operation::LocalFill).reading,
+            Reading::Silent
+        );
+        assert_eq!(
+            blocks(&source, Operation::SourceWrite).reading,
+            Reading::Value(8.0)
+        );
+        assert_eq!(
+            bytes(&source, Operation::SourceWrite).reading.exact(),
+            Some(8 * 262_144)
+        );
+        assert_eq!(
+            events(&source, "source_write", "success").reading,
+            Reading::Value(1.0)
+        );
+        // One worker's page is not the continuation of another's.
+        let mixed = Delta::between(&Page::parse(source_before), target.after());
+        assert!(mixed.restart().is_some());
     }
 
     #[test]

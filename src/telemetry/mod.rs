@@ -16,9 +16,9 @@ pub mod settle;
 
 use serde::{Deserialize, Serialize};
 
-pub use delta::{Change, Counted, Delta, Restart};
+pub use delta::{Change, Counted, Delta, Record, Restart};
 pub use page::{Page, Series};
-pub use settle::{Scrape, Scraper, Settled};
+pub use settle::{How, Scrape, Scraper, Settled, Settling, settle, wait_for};
 
 /// What a page or a delta says of one quantity. Absent, silent and zero are three things:
 ///

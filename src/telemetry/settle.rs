@@ -5,7 +5,10 @@
 //! waits for a moment; it waits for a state that can be seen, and says which one it was.
 
 use std::future::Future;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::time::Instant;
 
 use super::{Page, Series, kvcr};
 use crate::client::{RequestFailure, RequestFailureKind, Transport};
@@ -70,7 +73,7 @@ impl Scraper {
 }
 
 /// How long to wait for what.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 pub struct Settling {
     /// Between two rounds of scrapes. Counters were seen to move up to 100 ms after a response.
     pub interval: Duration,
@@ -109,7 +112,8 @@ impl Settling {
 }
 
 /// What state ended the wait.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum How {
     /// Nothing was going on and two rounds in a row agreed (for [`Settling::quiet`]).
     Idle,
@@ -132,11 +136,15 @@ pub struct Settled {
     pub last_change: Duration,
 }
 
+/// The counters of one page that must stand still, with the bits of their values: NaN equals
+/// itself here.
+type Standing = Vec<(Series, Vec<u64>)>;
+
 /// Decides from pages and times alone, so that it can be tested without either.
 #[derive(Debug)]
 struct Quiet {
     settling: Settling,
-    seen: Option<Vec<Vec<(Series, Vec<u64>)>>>,
+    seen: Option<Vec<Standing>>,
     last_change: Duration,
 }
 
@@ -179,8 +187,7 @@ impl Quiet {
     }
 }
 
-/// The counters that must stand still, with the bits of their values: NaN equals itself here.
-fn watched(page: &Page) -> Vec<(Series, Vec<u64>)> {
+fn watched(page: &Page) -> Standing {
     page.samples()
         .filter(|(series, _)| {
             kvcr::SETTLING
@@ -278,6 +285,7 @@ mod tests {
     use std::cell::RefCell;
 
     use super::*;
+    use crate::client::testing::{Script, serve};
     use crate::failure::Class;
 
     const SETTLING: Settling = Settling {
@@ -376,6 +384,66 @@ mod tests {
         let settled = settle_with(fetch, SETTLING).await.unwrap();
         assert_eq!((settled.how, settled.rounds), (How::Idle, 3));
         assert!(settled.last_change > Duration::ZERO);
+    }
+
+    #[tokio::test]
+    async fn pages_are_fetched_and_cut_ones_refused() {
+        let url = serve(Script::from([
+            ("/metrics", vec![(200, "a 1\n".into())]),
+            ("/cut", vec![(200, "a 1\nb 12".into())]),
+        ]))
+        .await;
+        let scraper = Scraper::new(Duration::from_secs(60)).unwrap();
+        let scrape = scraper.scrape(&format!("{url}/metrics")).await.unwrap();
+        assert_eq!(
+            (scrape.raw.as_str(), scrape.page.samples().count()),
+            ("a 1\n", 1)
+        );
+        let cut = scraper.scrape(&format!("{url}/cut")).await.unwrap_err();
+        assert!(
+            matches!(cut.kind, RequestFailureKind::Truncated { received: 8, .. }),
+            "{cut}"
+        );
+        let gone = scraper.scrape(&format!("{url}/gone")).await.unwrap_err();
+        assert!(
+            matches!(gone.kind, RequestFailureKind::Http { status: 404, .. }),
+            "{gone}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_condition_is_looked_at_until_it_holds_or_time_is_up() {
+        let url = serve(Script::from([(
+            "/metrics",
+            vec![
+                (503, String::new()),
+                (200, "a 1\n".into()),
+                (200, "a 2\n".into()),
+            ],
+        )]))
+        .await;
+        let scraper = Scraper::new(Duration::from_secs(60)).unwrap();
+        let url = format!("{url}/metrics");
+        let two = |page: &Page| match page.read("a", &[]).exact() {
+            Some(2) => Ok("two"),
+            other => Err(format!("a is {other:?}")),
+        };
+        let minute = Duration::from_secs(60);
+        let (value, scrape) = wait_for(&scraper, &url, "a reached 2", minute, two)
+            .await
+            .unwrap();
+        assert_eq!((value, scrape.raw.as_str()), ("two", "a 2\n"));
+        let three = |page: &Page| match page.read("a", &[]).exact() {
+            Some(3) => Ok(()),
+            other => Err(format!("a is {other:?}")),
+        };
+        let failure = wait_for(&scraper, &url, "a reached 3", Duration::ZERO, three)
+            .await
+            .unwrap_err();
+        assert_eq!(
+            failure.to_string(),
+            "Inconclusive: a reached 3 did not happen; expected within 0 s; found a is Some(2)"
+        );
     }
 
     #[tokio::test]

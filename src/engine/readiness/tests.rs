@@ -1,76 +1,12 @@
 //! Against a front door and workers of one canned process: what they answer depends on the path
 //! and on how often they were asked.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
-
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use std::sync::Mutex;
 
 use super::*;
+use crate::client::testing::{PIN, Script, serve};
 
 const ID: u64 = 16_336_821_686_602_806_569;
-
-/// Answers of one path, in order; the last one stays.
-type Script = HashMap<&'static str, Vec<(u16, String)>>;
-
-/// Serves `script` on a port of its own and returns its URL.
-async fn serve(script: Script) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    let script = Arc::new(Mutex::new(script));
-    tokio::spawn(async move {
-        loop {
-            let (stream, _) = listener.accept().await.unwrap();
-            tokio::spawn(talk(stream, Arc::clone(&script)));
-        }
-    });
-    url
-}
-
-async fn talk(mut stream: TcpStream, script: Arc<Mutex<Script>>) {
-    let mut bytes = Vec::new();
-    // One request at a time: bodies are small, and the client waits for its answer.
-    while stream.read_buf(&mut bytes).await.is_ok_and(|n| n > 0) {
-        let text = String::from_utf8_lossy(&bytes).into_owned();
-        let Some((head, body)) = text.split_once("\r\n\r\n") else {
-            continue;
-        };
-        let length = head
-            .lines()
-            .find_map(|l| {
-                l.to_ascii_lowercase()
-                    .strip_prefix("content-length: ")?
-                    .parse()
-                    .ok()
-            })
-            .unwrap_or(0_usize);
-        if body.len() < length {
-            continue;
-        }
-        let pin = head
-            .lines()
-            .find_map(|l| l.strip_prefix("x-dynamo-worker-instance-id: "))
-            .unwrap_or_default()
-            .to_owned();
-        let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
-        bytes.clear();
-        let (status, body) = {
-            let mut script = script.lock().unwrap();
-            match script.get_mut(path.as_str()) {
-                Some(answers) if answers.len() > 1 => answers.remove(0),
-                Some(answers) => answers[0].clone(),
-                None => (404, String::new()),
-            }
-        };
-        let body = body.replace("$PIN", &pin);
-        let reply = format!(
-            "HTTP/1.1 {status} X\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        );
-        stream.write_all(reply.as_bytes()).await.unwrap();
-    }
-}
 
 fn page(id: u64, kvcr: bool) -> String {
     let mut page = format!("# TYPE up gauge\nup{{worker_id=\"{id:x}\"}} 1\n");
@@ -103,7 +39,7 @@ fn canary(served_by: Value) -> String {
 
 /// A front door and worker, both of which are ready, in one server.
 fn ready() -> Script {
-    HashMap::from([
+    Script::from([
         ("/metrics", vec![(200, page(ID, true))]),
         ("/health", vec![(200, health(&[7, ID]))]),
         (
@@ -271,8 +207,7 @@ async fn workers_come_back_by_index_each_with_its_own_id() {
         vec![(503, String::new()), (200, page(ID, true))],
     );
     script.insert("/w1/metrics", vec![(200, page(7, true))]);
-    // The server puts the pinned id in the place of this string.
-    script.insert("/v1/completions", vec![(200, canary("$PIN".into()))]);
+    script.insert("/v1/completions", vec![(200, canary(PIN.into()))]);
     let url = serve(script).await;
     let second = worker(1, &format!("{url}/w1"));
     let both = plan(&url, vec![second, worker(0, &url)]);
@@ -288,12 +223,37 @@ async fn a_plan_without_the_group_is_refused() {
     assert_eq!(failure.unwrap_err().class, Class::Environment);
 }
 
-#[test]
-fn missing_telemetry_names_what_is_missing() {
-    let missing = kvcr::telemetry_present(&Page::parse(&page(ID, false))).unwrap_err();
-    let failure = no_telemetry(&worker(0, "http://w"), &missing);
+#[tokio::test]
+async fn telemetry_that_stays_away_is_a_skew_and_names_what_is_missing() {
+    let mut script = ready();
+    script.insert("/metrics", vec![(200, page(ID, false))]);
+    let url = serve(script).await;
+    let probe = |telemetry_window| Probe {
+        frontend: url.clone(),
+        client: Client::new(&url, CANARY_DEADLINE).unwrap(),
+        transport: Transport::new(LOOK_DEADLINE).unwrap(),
+        scraper: Scraper::new(LOOK_DEADLINE).unwrap(),
+        telemetry_window,
+    };
+    let workers = vec![worker(0, &url)];
+    let failure = probe(Duration::ZERO)
+        .all(workers, &|_| ())
+        .await
+        .unwrap_err();
     assert_eq!(failure.class, Class::Skew);
     assert!(failure.to_string().contains("kvcr_state"), "{failure}");
+    // Within the window it is waited for.
+    let (worker, mut served) = (worker(0, &url), None);
+    let look = probe(TELEMETRY_WINDOW);
+    let look = look.look(&worker, &mut served, &mut |_| ()).await;
+    assert!(matches!(look, Err(Wait::NotYet(_))));
+    // Without KVCR nothing is missing.
+    let off = PlannedWorker {
+        kvcr: false,
+        ..worker
+    };
+    let found = probe(Duration::ZERO).all(vec![off], &|_| ()).await.unwrap();
+    assert_eq!(found[0].instance_id, ID);
 }
 
 #[test]
