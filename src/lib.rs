@@ -13,6 +13,7 @@ pub mod environment;
 pub mod evidence;
 pub mod failure;
 pub mod gate;
+pub mod geometry;
 pub mod harness;
 pub mod launch;
 pub mod plan;

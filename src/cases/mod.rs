@@ -1,1 +1,71 @@
-//! To come.
+//! The cases, one claim a file, each reading as a story; and what a story may use ([`scene`]).
+//!
+//! How trials are listed, gated, timed and reported is `harness`'s.
+
+pub mod scene;
+pub mod tc01_generation;
+
+use crate::engine::BoxFuture;
+use crate::failure::Failure;
+use crate::stack::protocol::Mode;
+use scene::Scene;
+
+/// One claim about the product.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// `tc01`: the first part of every arm's name.
+    pub id: &'static str,
+    /// A few words.
+    pub title: &'static str,
+    /// Its situations.
+    pub arms: &'static [Arm],
+}
+
+/// The story of an arm: asks, observes, and leaves its checks in the scene. An `Err` is what
+/// kept it from finishing.
+pub type Story = for<'a> fn(&'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>>;
+
+/// One situation inside a case: its own test.
+#[derive(Clone, Copy)]
+pub struct Arm {
+    /// `tc01::cold`. Stable for ever: pins, JUnit histories and shards key on it.
+    pub name: &'static str,
+    /// What it claims, in one sentence.
+    pub claim: &'static str,
+    /// How it holds the stack.
+    pub mode: Mode,
+    /// The story.
+    pub story: Story,
+}
+
+impl std::fmt::Debug for Arm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Arm").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// The cases of the first phase.
+pub const PHASE1: &[Case] = &[tc01_generation::CASE];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_what_nextest_filters_and_snapshots_can_key_on() {
+        let mut seen = std::collections::HashSet::new();
+        for case in PHASE1 {
+            for arm in case.arms {
+                assert!(arm.name.starts_with(&format!("{}::", case.id)), "{}", arm.name);
+                assert!(
+                    arm.name
+                        .chars()
+                        .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:".contains(c)),
+                    "{}",
+                    arm.name
+                );
+                assert!(seen.insert(arm.name), "{} twice", arm.name);
+            }
+        }
+    }
+}

@@ -1,16 +1,52 @@
 //! The OpenAI client. It reports what it saw and judges nothing.
+//!
+//! - [`transport`]: one bounded HTTP exchange, and every way it can fail.
+//! - [`parse`]: a response body becomes an [`Observation`].
+//!
+//! Every request is greedy and not streamed, and asks for what an oracle needs: who served it
+//! (`nvext.worker_id`), the generated token ids, and the two best log-probabilities a token.
+
+mod parse;
+pub mod transport;
+
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::failure::Failure;
+pub use transport::{RequestFailure, RequestFailureKind, Transport};
+
+/// Header that pins a request to one worker, by its instance id in decimal.
+const PIN_HEADER: &str = "x-dynamo-worker-instance-id";
+
+/// A prompt as it is sent.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Input {
+    /// Text, which the front door tokenizes.
+    Text(String),
+    /// Token ids, which router and worker see exactly as they are.
+    Ids(Vec<u32>),
+}
+
+impl From<&str> for Input {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
 
 /// What to ask for. Greedy, non-streaming.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Completion {
     /// Served model name.
     pub model: String,
-    /// The rendered prompt, as text.
-    pub prompt: String,
+    /// The rendered prompt.
+    pub prompt: Input,
     /// Tokens to generate.
     pub max_tokens: u32,
+    /// Generate all of `max_tokens`, whatever the model says: a random model may stop at once.
+    pub ignore_eos: bool,
     /// Pin to this worker (`x-dynamo-worker-instance-id`).
     pub worker: Option<u64>,
 }
@@ -24,22 +60,82 @@ pub struct Observation {
     pub status: u16,
     /// Generated text.
     pub text: String,
-    /// Generated token ids, or token strings where the server gives no ids.
+    /// Generated token ids in decimal, or token strings where the server gives no ids.
     pub tokens: Vec<String>,
     /// `stop`, `length`, …
-    pub finish_reason: Option<String>,
+    pub finish_reason: String,
     /// `usage.prompt_tokens`.
     pub prompt_tokens: u64,
     /// `usage.completion_tokens`.
     pub completion_tokens: u64,
     /// `usage.prompt_tokens_details.cached_tokens`; absent is not zero.
     pub cached_tokens: Option<u64>,
-    /// `nvext.worker_id`: who served it.
+    /// `nvext.worker_id.decode_worker_id`: who generated the answer.
     pub served_by: Option<u64>,
-    /// Smallest gap between the first and second log-probability over the generated tokens.
+    /// `nvext.worker_id.prefill_worker_id`: who read the prompt; the same where one does both.
+    pub prefilled_by: Option<u64>,
+    /// Smallest gap between the first and second log-probability over the generated tokens;
+    /// `None` unless every token came with two.
     pub smallest_top2_gap: Option<f64>,
     /// Milliseconds from sending until the whole response was read.
     pub wall_ms: f64,
     /// The whole response body, for evidence.
     pub raw: serde_json::Value,
 }
+
+/// Talks to one front door. Cheap to clone; clones share their connections.
+#[derive(Clone, Debug)]
+pub struct Client {
+    transport: Transport,
+    url: String,
+}
+
+impl Client {
+    /// A client of `base_url` (`http://127.0.0.1:8000`) that gives every request up after
+    /// `deadline`: requests of this stack are known to hang for good after worker selection.
+    pub fn new(base_url: &str, deadline: Duration) -> Result<Self, Failure> {
+        Ok(Self {
+            transport: Transport::new(deadline)?,
+            url: format!("{}/v1/completions", base_url.trim_end_matches('/')),
+        })
+    }
+
+    /// Sends one completion and reads the whole answer. `label` names it in the observation and
+    /// in the failure.
+    pub async fn complete(
+        &self,
+        completion: &Completion,
+        label: &str,
+    ) -> Result<Observation, RequestFailure> {
+        let mut request = self.transport.post(&self.url).json(&body(completion));
+        if let Some(worker) = completion.worker {
+            request = request.header(PIN_HEADER, worker.to_string());
+        }
+        let reply = self.transport.exchange(request, label).await?;
+        parse::observation(&reply, label).map_err(|kind| RequestFailure {
+            request: label.to_owned(),
+            wall_ms: reply.wall_ms,
+            kind,
+        })
+    }
+}
+
+/// Unknown names in `extra_fields` are ignored by the server, unknown fields are not: everything
+/// here was accepted by Dynamo 1.6.1. Token strings may repeat in `top_logprobs` (`\u{fffd}` is
+/// many tokens), token ids may not, hence `return_tokens_as_token_ids`.
+fn body(completion: &Completion) -> serde_json::Value {
+    json!({
+        "model": completion.model,
+        "prompt": completion.prompt,
+        "max_tokens": completion.max_tokens,
+        "temperature": 0,
+        "stream": false,
+        "ignore_eos": completion.ignore_eos,
+        "logprobs": 2,
+        "return_tokens_as_token_ids": true,
+        "nvext": {"extra_fields": ["worker_id", "timing", "completion_token_ids"]},
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,5 +1,8 @@
 //! What differs between engines: argv, environment, readiness, metric names, log marks.
 
+pub mod readiness;
+pub mod vllm;
+
 use std::future::Future;
 use std::path::Path;
 use std::pin::Pin;

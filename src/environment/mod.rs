@@ -1,9 +1,51 @@
 //! The software under test: locked environments of ours, or an interpreter the user names.
+//!
+//! What belongs here: making software ready to be planned with ([`install`], [`external`]),
+//! finding it again ([`locate`]), listing and removing it ([`inventory`]), and keeping it from
+//! being removed while a stack runs from it ([`Installed::hold`]). What does not: whether its
+//! parts fit one another and the machine (`gate`), and starting any of it (`stack`).
+//!
+//! ```text
+//! <cache>/env/<name>-<key>/      venv/ overlay/ etcd/ install.log manifest.json (written last)
+//! <cache>/model/<kind>-<dtype>-<digest>/
+//! <cache>/tools/uv-<version>/    where PATH has none
+//! <cache>/files/<name>-<hash>/   embedded scripts, for running them
+//! ```
+//!
+//! A key is a hash of everything that decides the content, so nothing is ever updated in place:
+//! another lock or overlay is another directory.
+
+mod assets;
+mod child;
+pub mod cli;
+pub(crate) mod etcd;
+mod external;
+#[cfg(test)]
+mod fakes;
+mod install;
+pub(crate) mod interpreter;
+pub mod inventory;
+mod lock;
+mod log;
+mod manifest;
+mod model;
+mod packages;
+pub mod preflight;
+pub mod progress;
+mod space;
+mod uv;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+
+pub use child::Search;
+pub use external::external;
+pub use install::{Request, install, locate};
+pub use inventory::Hold;
+pub use model::ModelRequest;
+pub use space::bytes;
 
 /// One Python distribution as it is installed.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]

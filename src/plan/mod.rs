@@ -5,11 +5,52 @@
 //! configuration renders the same plan anywhere. Carrying a plan out belongs to `launch` and
 //! `stack`; what an engine's argv looks like belongs to `engine`.
 
+mod aggregated;
+mod dynamo;
+pub mod geometry;
+mod render;
+#[cfg(test)]
+pub(crate) mod testing;
+
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+
+use crate::config::Config;
+use crate::config::profile::TopologyKind;
+use crate::environment::Installed;
+use crate::failure::Failure;
+
+pub use aggregated::aggregated;
+pub use render::render;
+
+/// Names the stack that a process belongs to, in its environment: what a sweep looks for.
+pub const COOKIE_VARIABLE: &str = "PHASE1_COOKIE";
+
+/// The plan of this configuration, by its topology.
+pub fn plan(config: &Config, installed: &Installed, bindings: &Bindings) -> Result<Plan, Failure> {
+    match config.profile.topology.kind {
+        TopologyKind::Aggregated => aggregated(config, installed, bindings),
+    }
+}
+
+/// Names of the TCP ports that [`plan`] needs in its bindings.
+pub fn ports(config: &Config) -> Vec<String> {
+    match config.profile.topology.kind {
+        TopologyKind::Aggregated => aggregated::ports(config),
+    }
+}
+
+/// Ports that must have this number instead of an allocated one.
+pub fn fixed_ports(config: &Config) -> Vec<(String, u16)> {
+    let frontend = config.profile.network.frontend_port;
+    frontend
+        .map(|port| (dynamo::FRONTEND_PORT.to_owned(), port))
+        .into_iter()
+        .collect()
+}
 
 /// Everything the plan needs to know that only the machine can say.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -25,6 +66,37 @@ pub struct Bindings {
     /// `<fingerprint>:<generation>`; stands in the environment of every process and in the
     /// name of every shared-memory file, so that a sweep finds exactly ours.
     pub cookie: String,
+}
+
+impl Bindings {
+    /// The same for every machine and run: ports counted up from 20000, directories under
+    /// `/scratch`, an address from the documentation range. A plan with these is what is hashed
+    /// and pinned; it is never carried out.
+    pub fn canonical(ports: &[String], fixed: &[(String, u16)]) -> Self {
+        let mut numbers: BTreeMap<String, u16> = ports.iter().cloned().zip(20_000..).collect();
+        numbers.extend(fixed.iter().cloned());
+        Self {
+            ports: numbers,
+            scratch: PathBuf::from("/scratch"),
+            host_address: Some(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))),
+            generation: 0,
+            cookie: "0000000000000000:0".to_owned(),
+        }
+    }
+
+    /// The port called `name`.
+    pub(crate) fn port(&self, name: &str) -> Result<u16, Failure> {
+        self.ports.get(name).copied().ok_or_else(|| {
+            Failure::inconclusive("the plan is incomplete")
+                .expected(format!("a port called {name} in the bindings"))
+                .found(format!("{:?}", self.ports.keys().collect::<Vec<_>>()))
+        })
+    }
+
+    /// The cookie as a part of file names: `<fingerprint>-g<generation>`.
+    pub(crate) fn file_cookie(&self) -> String {
+        self.cookie.replace(':', "-g")
+    }
 }
 
 /// A process group that starts and stops together.
@@ -119,11 +191,22 @@ pub struct PlannedWorker {
     pub kvcr: bool,
 }
 
+/// Which store the processes find each other in.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct ChosenDiscovery {
+    /// `etcd` or `file`.
+    pub backend: String,
+    /// Why this one.
+    pub reason: String,
+}
+
 /// What must run.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Plan {
     /// Which shape: `aggregated`.
     pub topology: String,
+    /// How the processes find each other.
+    pub discovery: ChosenDiscovery,
     /// In start order; `after` refines it.
     pub processes: Vec<Process>,
     /// `http://127.0.0.1:PORT` of the OpenAI front door.

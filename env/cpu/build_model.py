@@ -1,0 +1,416 @@
+#!/usr/bin/env python3
+"""Builds the tiny random model that the CPU stack serves, the same bytes everywhere.
+
+    build_model.py OUT_DIR --kind dense [--dtype float32|bfloat16]
+    build_model.py --verify DIR
+
+The only line on stdout is the model's digest. Exit status: 0 done, 1 the model is not what it should be (the message
+says which file, what was expected and what was found), 2 usage.
+
+What belongs here: the shape of a model, its tokenizer, its weights, and the proof that a directory still holds
+exactly that. What does not: how an engine is started with it, and the expected texts (those are references, made by
+running an engine).
+
+Why the bytes are the same on any machine and any Python. Nothing is trained, and no random number generator's or
+maths library's output is used: a tensor is SHAKE-256 of its own name, its bytes are added up four at a time (a sum of
+uniform numbers is near enough to a normal one) and scaled by one float32 multiplication, which IEEE 754 fixes to the
+bit. JSON is written with sorted keys, and safetensors and the tokenizer are written straight in their file formats,
+so that no library's version shows in them. The digests are pinned in model-digests.json; a build that differs fails.
+
+Why the weights are what they are. The text is the oracle of the tests, so it has to depend on every block of the
+prompt, must not stop by itself and has to survive being fed back:
+- Attention is sharpened by the norm of the queries. Left alone, attention in a random model is near uniform, a block of
+  64 among many is averaged away, and a block fetched from the wrong place would go unnoticed.
+- Only whole words can be generated: the output row of any other token is zero, so its logit is 0, where the greatest of
+  3,637 random ones is some four standard deviations above. So there is no end of text before the requested length, no
+  half character, and the generated text tokenizes back to the generated tokens (a follow-up turn shares their blocks).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "model.json"
+MANIFEST_SCHEMA = 1
+PINNED = Path(__file__).resolve().with_name("model-digests.json")
+DTYPES = ("float32", "bfloat16")
+
+VOCAB_SIZE = 4096
+SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+PAD_ID, _, EOS_ID = range(3)
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class ModelError(Exception):
+    """The model is not what it should be. The text is for the user: expected, found, what to do."""
+
+
+# --- Tokenizer -------------------------------------------------------------------------------------------------------
+
+
+def byte_alphabet() -> list[str]:
+    """The printable stand-in of each byte, 0 to 255, as byte-level BPE defines it."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(256, 512))
+    return [chr(b) if b in printable else chr(next(others)) for b in range(256)]
+
+
+def syllables() -> list[str]:
+    return [consonant + vowel for consonant in "bcdfghjklmnpqrstvwxz" for vowel in "aeiou"]
+
+
+def tokenizer() -> tuple[dict[str, Any], range]:
+    """tokenizer.json, and the ids of the whole words.
+
+    One token is: a special token, a byte, a syllable (`ba`), a syllable after a space (` ba`), or a word of two
+    syllables after a space (` bato`). Consonant and vowel alternate, so a text of words has one possible reading:
+    ` bato zeki` is two tokens, and any other text still encodes, byte by byte where nothing fits.
+    """
+    space = byte_alphabet()[0x20]
+    parts = syllables()
+    merges = [(s[0], s[1]) for s in parts] + [(space, s) for s in parts]
+    room = VOCAB_SIZE - len(SPECIAL_TOKENS) - 256 - len(merges)
+    # Spread over all pairs of syllables instead of taking the first ones, which would all begin with b.
+    for n in range(room):
+        first, second = divmod(n * 7919 % len(parts) ** 2, len(parts))
+        merges.append((space + parts[first], parts[second]))
+    tokens = [*SPECIAL_TOKENS, *byte_alphabet(), *(left + right for left, right in merges)]
+    if not len(tokens) == len(set(tokens)) == VOCAB_SIZE:
+        raise AssertionError(f"expected {VOCAB_SIZE} different tokens, found {len(set(tokens))} of {len(tokens)}")
+
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    document = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": i, "content": text, **flags} for i, text in enumerate(SPECIAL_TOKENS)],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {text: i for i, text in enumerate(tokens)},
+            "merges": [list(pair) for pair in merges],
+        },
+    }
+    return document, range(VOCAB_SIZE - room, VOCAB_SIZE)
+
+
+# --- Weights ---------------------------------------------------------------------------------------------------------
+
+
+def random_tensor(name: str, shape: tuple[int, ...], std: float) -> Any:
+    """A float32 array of near-normal numbers that depends on nothing but its arguments."""
+    import numpy as np
+
+    count = int(np.prod(shape))
+    noise = hashlib.shake_256(f"kvcr-phase1 tiny model: {name}".encode()).digest(4 * count)
+    # Four uniform bytes have mean 510 and variance 4 * (256**2 - 1) / 12. The sum is exact, so only the last
+    # multiplication rounds, once.
+    total = np.frombuffer(noise, dtype=np.uint8).reshape(count, 4).sum(axis=1, dtype=np.int32) - 510
+    return (total.astype(np.float32) * np.float32(std / 21845**0.5)).reshape(shape)
+
+
+def constant_tensor(shape: tuple[int, ...], value: float) -> Any:
+    import numpy as np
+
+    return np.full(shape, value, dtype=np.float32)
+
+
+def encode_tensor(array: Any, dtype: str) -> bytes:
+    import numpy as np
+
+    if dtype == "float32":
+        return array.astype("<f4").tobytes()
+    # bfloat16 is the upper half of float32; round to nearest, ties to even, as every framework does.
+    bits = np.ascontiguousarray(array, dtype="<f4").view("<u4")
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2").tobytes()
+
+
+def safetensors_file(tensors: dict[str, Any], dtype: str) -> bytes:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    body = bytearray()
+    for name in sorted(tensors):
+        data = encode_tensor(tensors[name], dtype)
+        header[name] = {
+            "dtype": {"float32": "F32", "bfloat16": "BF16"}[dtype],
+            "shape": list(tensors[name].shape),
+            "data_offsets": [len(body), len(body) + len(data)],
+        }
+        body += data
+    text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format wants the data aligned to 8 bytes
+    return len(text).to_bytes(8, "little") + text + bytes(body)
+
+
+# --- Kinds of model --------------------------------------------------------------------------------------------------
+
+
+def json_file(document: Any) -> bytes:
+    return (json.dumps(document, indent=1, sort_keys=True, ensure_ascii=True) + "\n").encode()
+
+
+def text_files() -> tuple[dict[str, bytes], range]:
+    """What every kind shares: tokenizer, chat template, generation defaults; and the ids of the whole words."""
+    document, words = tokenizer()
+    files = {
+        "tokenizer.json": json_file(document),
+        "tokenizer_config.json": json_file(
+            {
+                "tokenizer_class": "PreTrainedTokenizerFast",
+                "model_max_length": 32768,
+                "eos_token": SPECIAL_TOKENS[EOS_ID],
+                "pad_token": SPECIAL_TOKENS[PAD_ID],
+                "clean_up_tokenization_spaces": False,
+            }
+        ),
+        "chat_template.jinja": CHAT_TEMPLATE.encode(),
+        "generation_config.json": json_file(
+            {"bos_token_id": PAD_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID, "do_sample": False}
+        ),
+    }
+    return files, words
+
+
+def dense(dtype: str) -> dict[str, bytes]:
+    """Qwen3, 4.5 million parameters, full attention in each of four layers.
+
+    A block of 64 tokens is 4 layers x (key, value) x 2 heads x 64 x 64 numbers: 256 KiB of float32, 128 KiB of bfloat16.
+    """
+    layers, hidden, middle, heads, kv_heads, head_dim = 4, 256, 512, 4, 2, 64
+    std = 0.08
+    query_norm = 3.0
+
+    def weights() -> Iterator[tuple[str, Any]]:
+        def matrix(name: str, *shape: int) -> tuple[str, Any]:
+            return name, random_tensor(f"dense/{name}", shape, std)
+
+        yield matrix("model.embed_tokens.weight", VOCAB_SIZE, hidden)
+        yield "model.norm.weight", constant_tensor((hidden,), 1.0)
+        name, head = matrix("lm_head.weight", VOCAB_SIZE, hidden)
+        head[: words.start] = 0.0
+        yield name, head
+        for layer in range(layers):
+            at = f"model.layers.{layer}"
+            yield f"{at}.input_layernorm.weight", constant_tensor((hidden,), 1.0)
+            yield f"{at}.post_attention_layernorm.weight", constant_tensor((hidden,), 1.0)
+            yield f"{at}.self_attn.q_norm.weight", constant_tensor((head_dim,), query_norm)
+            yield f"{at}.self_attn.k_norm.weight", constant_tensor((head_dim,), 1.0)
+            yield matrix(f"{at}.self_attn.q_proj.weight", heads * head_dim, hidden)
+            yield matrix(f"{at}.self_attn.k_proj.weight", kv_heads * head_dim, hidden)
+            yield matrix(f"{at}.self_attn.v_proj.weight", kv_heads * head_dim, hidden)
+            yield matrix(f"{at}.self_attn.o_proj.weight", hidden, heads * head_dim)
+            yield matrix(f"{at}.mlp.gate_proj.weight", middle, hidden)
+            yield matrix(f"{at}.mlp.up_proj.weight", middle, hidden)
+            yield matrix(f"{at}.mlp.down_proj.weight", hidden, middle)
+
+    files, words = text_files()
+    files["config.json"] = json_file(
+        {
+            "architectures": ["Qwen3ForCausalLM"],
+            "model_type": "qwen3",
+            "dtype": dtype,
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": hidden,
+            "intermediate_size": middle,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            "max_position_embeddings": 32768,
+            "layer_types": ["full_attention"] * layers,
+            "max_window_layers": layers,
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-06,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "tie_word_embeddings": False,
+            "initializer_range": std,
+            "bos_token_id": PAD_ID,
+            "eos_token_id": EOS_ID,
+            "pad_token_id": PAD_ID,
+            "use_cache": True,
+        }
+    )
+    files["model.safetensors"] = safetensors_file(dict(weights()), dtype)
+    return files
+
+
+KINDS: dict[str, Callable[[str], dict[str, bytes]]] = {"dense": dense}
+
+
+# --- Directories -----------------------------------------------------------------------------------------------------
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def combined_digest(hashes: dict[str, str]) -> str:
+    """One digest for the whole model: that of `sha256sum`'s listing of its files, by name."""
+    return sha256("".join(f"{hashes[name]}  {name}\n" for name in sorted(hashes)).encode())
+
+
+def pinned_digests() -> dict[str, str]:
+    try:
+        return json.loads(PINNED.read_text())
+    except FileNotFoundError:
+        return {}
+
+
+def check_pinned(key: str, digest: str) -> None:
+    expected = pinned_digests().get(key)
+    if expected is None:
+        raise ModelError(
+            f"{key}: expected a pinned digest in {PINNED.name}, found none (this build is {digest}). "
+            "Add it with --pin once the model is known to be right."
+        )
+    if expected != digest:
+        raise ModelError(
+            f"{key}: expected digest {expected}, found {digest}. Either this machine builds other bytes than all others "
+            f"did, or build_model.py was changed: then run it with --pin and renew the references made with the old model."
+        )
+
+
+def verify(directory: Path, pinned: bool = True) -> dict[str, Any]:
+    """The manifest of a model directory, once every file of it is proven to be what the manifest says."""
+    again = "Remove the directory and build it again."
+    path = directory / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+        key, files = f"{manifest['kind']}/{manifest['dtype']}", dict(manifest["files"])
+        schema, digest = manifest["schema"], manifest["digest"]
+    except FileNotFoundError:
+        raise ModelError(f"{path}: expected the manifest of a built model, found no such file. {again}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ModelError(f"{path}: expected the manifest of a built model, found {error!r}. {again}") from None
+    if schema != MANIFEST_SCHEMA:
+        raise ModelError(f"{path}: expected schema {MANIFEST_SCHEMA}, found {schema!r}. {again}")
+    for name, expected in sorted(files.items()):
+        try:
+            found = sha256((directory / name).read_bytes())
+        except FileNotFoundError:
+            raise ModelError(f"{directory / name}: expected sha256 {expected}, found no such file. {again}") from None
+        if found != expected:
+            raise ModelError(f"{directory / name}: expected sha256 {expected}, found {found}. {again}")
+    extra = sorted(p.name for p in directory.iterdir() if p.name != MANIFEST and p.name not in files)
+    if extra:
+        raise ModelError(
+            f"{directory / extra[0]}: expected only files that the manifest lists, found this one too. "
+            f"An engine may read it. {again}"
+        )
+    if combined_digest(files) != digest:
+        raise ModelError(f"{path}: expected digest {combined_digest(files)} for these files, found {digest}. {again}")
+    if pinned:
+        check_pinned(key, digest)
+    return manifest
+
+
+def holds(directory: Path, digest: str) -> bool:
+    try:
+        return verify(directory)["digest"] == digest
+    except ModelError:
+        return False
+
+
+def build(out: Path, kind: str, dtype: str, pin: bool = False) -> str:
+    """Builds into a temporary directory beside `out` and renames it there; nobody sees half a model."""
+    key = f"{kind}/{dtype}"
+    if out.exists():
+        if not (out / MANIFEST).is_file() and (not out.is_dir() or any(out.iterdir())):
+            raise ModelError(
+                f"{out}: expected a model built here, an empty directory or nothing, found something else. "
+                "Not touched; name another directory."
+            )
+        try:
+            manifest = verify(out, pinned=not pin)
+            if f"{manifest['kind']}/{manifest['dtype']}" == key and not pin:
+                return manifest["digest"]
+        except ModelError as error:
+            print(f"build_model: rebuilding: {error}", file=sys.stderr)
+
+    files = KINDS[kind](dtype)
+    hashes = {name: sha256(data) for name, data in files.items()}
+    digest = combined_digest(hashes)
+    if pin:
+        PINNED.write_text(json.dumps({**pinned_digests(), key: digest}, indent=2, sort_keys=True) + "\n")
+    check_pinned(key, digest)
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+    try:
+        made = temporary / "new"
+        made.mkdir()
+        files[MANIFEST] = json_file(
+            {"schema": MANIFEST_SCHEMA, "kind": kind, "dtype": dtype, "files": hashes, "digest": digest}
+        )
+        for name, data in files.items():
+            (made / name).write_bytes(data)
+        try:
+            # Somebody else may have built the same model in the meantime, and an engine may be reading it by now:
+            # theirs stays, if it is whole.
+            if out.exists() and not holds(out, digest):
+                out.rename(temporary / "old")
+            if not out.exists():
+                made.rename(out)
+        except OSError:
+            if not holds(out, digest):
+                raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    return digest
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Build or verify the tiny random model of the CPU stack.")
+    parser.add_argument("out", nargs="?", type=Path, help="directory to build")
+    parser.add_argument("--kind", choices=sorted(KINDS), default="dense")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="float32 keeps greedy text free of near ties")
+    parser.add_argument("--verify", metavar="DIR", type=Path, help="prove that DIR is whole, and build nothing")
+    parser.add_argument("--pin", action="store_true", help=f"accept this build's digest into {PINNED.name}")
+    options = parser.parse_args(argv)
+    if (options.out is None) == (options.verify is None):
+        parser.error("expected either a directory to build or --verify DIR")
+    try:
+        if options.verify is not None:
+            digest = verify(options.verify)["digest"]
+        else:
+            # abspath, not resolve: a link at OUT_DIR is the caller's, and is replaced rather than followed.
+            digest = build(Path(os.path.abspath(options.out)), options.kind, options.dtype, options.pin)
+    except ModelError as error:
+        print(f"build_model: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"build_model: expected a readable and writable place, found: {error}", file=sys.stderr)
+        return 1
+    print(digest)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

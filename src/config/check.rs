@@ -1,0 +1,253 @@
+//! Whether the values of a profile fit together.
+//!
+//! Each complaint names where the value came from (file and line, variable or flag), the field
+//! and the reason. Everything here is a pure function of the profile; what the machine lacks is
+//! a gate's to say, not ours.
+
+use super::Profile;
+use super::draft::Draft;
+use super::profile::DeviceKind;
+use crate::engine::vllm::reserved;
+use crate::plan::geometry;
+
+/// Every contradiction in `profile`, each with where it came from.
+pub(super) fn check(profile: &Profile, draft: &Draft) -> Vec<String> {
+    let mut check = Check {
+        draft,
+        problems: Vec::new(),
+    };
+    check.texts(profile);
+    check.alternatives(profile);
+    check.devices(profile);
+    check.geometry(profile);
+    check.times(profile);
+    check.network(profile);
+    check.reserved(profile);
+    check.problems
+}
+
+struct Check<'a> {
+    draft: &'a Draft,
+    problems: Vec<String>,
+}
+
+impl Check<'_> {
+    fn say(&mut self, path: &str, why: impl std::fmt::Display) {
+        let origin = self.draft.origin(path);
+        self.problems.push(format!("{origin}: {path}: {why}"));
+    }
+
+    fn texts(&mut self, profile: &Profile) {
+        if profile.title.trim().is_empty() {
+            self.say("title", "must not be empty");
+        }
+        let served = &profile.model.served_name;
+        if served.is_empty() || served.contains(char::is_whitespace) {
+            self.say(
+                "model.served_name",
+                format!("must be a name without spaces, found {served:?}"),
+            );
+        }
+        if let Some(lock) = &profile.environment.lock
+            && (lock.is_empty() || lock.contains(['/', '.']))
+        {
+            self.say(
+                "environment.lock",
+                format!("must be the name of a folder under env/, found {lock:?}"),
+            );
+        }
+    }
+
+    fn alternatives(&mut self, profile: &Profile) {
+        let environment = &profile.environment;
+        let pairs = [
+            (
+                "environment.lock",
+                environment.lock.is_some(),
+                "environment.python",
+                environment.python.is_some(),
+            ),
+            (
+                "model.build",
+                profile.model.build.is_some(),
+                "model.path",
+                profile.model.path.is_some(),
+            ),
+        ];
+        for (one, has_one, other, has_other) in pairs {
+            match (has_one, has_other) {
+                (true, true) => {
+                    let there = self.draft.origin(one);
+                    self.say(
+                        other,
+                        format!("excludes {one}, which {there} sets; keep one of them"),
+                    );
+                }
+                (false, false) => self.say(one, format!("missing; say it, or {other}")),
+                _ => {}
+            }
+        }
+    }
+
+    fn devices(&mut self, profile: &Profile) {
+        let (engine, workers) = (&profile.engine, profile.topology.workers);
+        if workers == 0 {
+            self.say("topology.workers", "must be at least 1");
+        }
+        let gpus = profile.devices.gpus.len();
+        match engine.device {
+            DeviceKind::Cpu => {
+                if !profile.environment.overlay {
+                    self.say(
+                        "environment.overlay",
+                        "must be true when engine.device is cpu: vLLM offloads to host memory only with the overlay's help",
+                    );
+                }
+                if gpus != 0 {
+                    self.say("devices.gpus", "must be empty when engine.device is cpu");
+                }
+                if engine.gpu_memory_utilization.is_some() {
+                    self.say(
+                        "engine.gpu_memory_utilization",
+                        "has no meaning when engine.device is cpu",
+                    );
+                }
+            }
+            DeviceKind::Cuda => {
+                self.say(
+                    "engine.device",
+                    "cuda is not supported yet; the only device is cpu",
+                );
+                if gpus != workers {
+                    self.say(
+                        "devices.gpus",
+                        format!("must name one device for each of {workers} workers, found {gpus}"),
+                    );
+                }
+            }
+        }
+        if let Some(share) = engine.gpu_memory_utilization
+            && !(share > 0.0 && share <= 1.0)
+        {
+            self.say(
+                "engine.gpu_memory_utilization",
+                format!("must be above 0 and at most 1, found {share}"),
+            );
+        }
+    }
+
+    fn geometry(&mut self, profile: &Profile) {
+        let (engine, kvcr) = (&profile.engine, &profile.kvcr);
+        for (path, value) in [
+            ("engine.block_tokens", engine.block_tokens),
+            ("engine.max_model_len", engine.max_model_len),
+            ("kvcr.dram_slots", kvcr.dram_slots),
+            ("request.max_tokens", profile.request.max_tokens),
+        ] {
+            if value == 0 {
+                self.say(path, "must be at least 1");
+            }
+        }
+        if let Some(blocks) = engine.device_blocks {
+            let room = u64::from(blocks) * u64::from(engine.block_tokens);
+            if u64::from(engine.max_model_len) > room {
+                self.say(
+                    "engine.max_model_len",
+                    format!(
+                        "must fit into the device cache, at most {blocks} blocks x {} tokens = {room}, found {}",
+                        engine.block_tokens, engine.max_model_len
+                    ),
+                );
+            }
+        }
+        if engine.max_model_len > 0 && profile.request.max_tokens >= engine.max_model_len {
+            self.say(
+                "request.max_tokens",
+                format!(
+                    "must be less than engine.max_model_len {}, found {}",
+                    engine.max_model_len, profile.request.max_tokens
+                ),
+            );
+        }
+        if let Some(chunk) = geometry::block_bytes(profile)
+            && kvcr.primary_bytes < chunk
+        {
+            self.say(
+                "kvcr.primary_bytes",
+                format!(
+                    "must hold at least one block of {chunk} bytes, found {}",
+                    kvcr.primary_bytes
+                ),
+            );
+        }
+    }
+
+    fn times(&mut self, profile: &Profile) {
+        let (kvcr, stack) = (&profile.kvcr, &profile.stack);
+        for (path, value) in [
+            ("kvcr.operation_timeout_ms", kvcr.operation_timeout_ms),
+            ("stack.bring_up_seconds", stack.bring_up_seconds),
+            ("stack.max_lifetime_seconds", stack.max_lifetime_seconds),
+            ("request.deadline_seconds", profile.request.deadline_seconds),
+        ] {
+            if value == 0 {
+                self.say(path, "must be at least 1");
+            }
+        }
+        let least = kvcr.operation_timeout_ms.saturating_mul(2);
+        if kvcr.abandon_timeout_ms < least {
+            self.say(
+                "kvcr.abandon_timeout_ms",
+                format!(
+                    "must be at least twice operation_timeout_ms, {least}, found {}",
+                    kvcr.abandon_timeout_ms
+                ),
+            );
+        }
+        if stack.max_lifetime_seconds <= stack.bring_up_seconds && stack.max_lifetime_seconds > 0 {
+            self.say(
+                "stack.max_lifetime_seconds",
+                format!(
+                    "must be more than stack.bring_up_seconds {}, found {}",
+                    stack.bring_up_seconds, stack.max_lifetime_seconds
+                ),
+            );
+        }
+    }
+
+    fn network(&mut self, profile: &Profile) {
+        if profile.network.frontend_port == Some(0) {
+            self.say(
+                "network.frontend_port",
+                "must not be 0; leave it out to have one allocated",
+            );
+        }
+        if let Some(address) = profile.network.host_address
+            && (address.is_loopback() || address.is_unspecified() || address.is_multicast())
+        {
+            self.say(
+                "network.host_address",
+                format!("must be an address that other hosts reach, found {address}"),
+            );
+        }
+    }
+
+    fn reserved(&mut self, profile: &Profile) {
+        for name in profile.engine.env.keys() {
+            if reserved::is_variable(name) {
+                self.say(
+                    "engine.env",
+                    format!("{name} is set by the plan and cannot be changed"),
+                );
+            }
+        }
+        for arg in &profile.engine.args {
+            if let Some(field) = reserved::argument(arg) {
+                self.say(
+                    "engine.args",
+                    format!("{arg} is set by the plan; change {field} instead"),
+                );
+            }
+        }
+    }
+}

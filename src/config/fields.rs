@@ -1,0 +1,273 @@
+//! The one table of everything that can be configured.
+//!
+//! A row names a profile field (or a setting of the run), its flag and its kind; the variable
+//! follows from the flag. Parsing, `--help`, precedence and the checks for unknown names all
+//! read this table, so a field cannot be settable in one way and unknown in another.
+
+use super::kind::Kind;
+
+/// Prefix of every variable of ours.
+pub(super) const PREFIX: &str = "PHASE1_";
+
+/// `PHASE1_*` variables that the harness sets for its own children; users do not set them.
+pub(super) const INTERNAL_VARIABLES: &[&str] = &["PHASE1_COOKIE"];
+
+/// Where a value goes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Place {
+    /// A field of the profile, by dotted path.
+    Profile(&'static str),
+    /// A setting of this run, which no profile may contain.
+    Run,
+}
+
+/// Whether a profile field may be absent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Presence {
+    /// Every profile says it.
+    Required,
+    /// It has a default.
+    Defaulted,
+    /// Absence means something; an override of `none` restores it.
+    Optional,
+}
+
+/// One thing that can be configured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Field {
+    /// Where its value goes.
+    pub(super) place: Place,
+    /// The flag, without dashes.
+    pub(super) flag: &'static str,
+    /// What its values look like.
+    pub(super) kind: Kind,
+    /// Whether it may be absent.
+    pub(super) presence: Presence,
+    /// One line for people.
+    pub(super) help: &'static str,
+    /// The path of the field that this one stands in for: giving one drops the other, unless both
+    /// are given in the same way.
+    pub(super) instead_of: Option<&'static str>,
+}
+
+impl Field {
+    /// The name that messages and the replay command use: the dotted path, or the flag of a
+    /// setting.
+    pub(super) fn name(&self) -> &'static str {
+        match self.place {
+            Place::Profile(path) => path,
+            Place::Run => self.flag,
+        }
+    }
+
+    /// The environment variable: `PHASE1_` and the flag in capitals.
+    pub(super) fn variable(&self) -> String {
+        let mut name = String::from(PREFIX);
+        name.extend(self.flag.chars().map(|c| match c {
+            '-' => '_',
+            other => other.to_ascii_uppercase(),
+        }));
+        name
+    }
+}
+
+const fn field(
+    path: &'static str,
+    flag: &'static str,
+    kind: Kind,
+    presence: Presence,
+    help: &'static str,
+) -> Field {
+    Field {
+        place: Place::Profile(path),
+        flag,
+        kind,
+        presence,
+        help,
+        instead_of: None,
+    }
+}
+
+const fn either(mut field: Field, other: &'static str) -> Field {
+    field.instead_of = Some(other);
+    field
+}
+
+const fn setting(flag: &'static str, kind: Kind, help: &'static str) -> Field {
+    Field {
+        place: Place::Run,
+        flag,
+        kind,
+        presence: Presence::Optional,
+        help,
+        instead_of: None,
+    }
+}
+
+const U16: Kind = Kind::Integer {
+    max: u16::MAX as u64,
+};
+const U32: Kind = Kind::Integer {
+    max: u32::MAX as u64,
+};
+// TOML integers are signed.
+const U64: Kind = Kind::Integer {
+    max: i64::MAX as u64,
+};
+
+use Presence::{Defaulted, Optional, Required};
+
+/// Everything that can be configured, in the order of `--help`.
+#[rustfmt::skip]
+pub(super) const FIELDS: &[Field] = &[
+    setting("profile", Kind::Text, "profile: a name under env/, or a path to a .toml file [cpu]"),
+    setting("state-dir", Kind::Path, "locks, sockets and generations of running stacks"),
+    setting("cache-dir", Kind::Path, "installed environments and models"),
+    setting("runs-dir", Kind::Path, "evidence of runs"),
+    setting("require", Kind::Names, "cases that may not be gated, comma-separated: tc01, tc01::cold, all"),
+    setting("strict-pins", Kind::Switch, "a reference without a pinned result fails"),
+    field("title", "title", Kind::Text, Required, "one line for people"),
+    either(field("environment.lock", "lock", Kind::Text, Optional, "locked environment that the harness installs"), "environment.python"),
+    either(field("environment.python", "python", Kind::Path, Optional, "an interpreter of yours, used as it is, instead of a lock"), "environment.lock"),
+    field("environment.overlay", "overlay", Kind::Switch, Defaulted, "put the harness's overlay on the import path"),
+    field("engine.kind", "engine", Kind::Choice(&["vllm"]), Required, "which engine"),
+    field("engine.device", "device", Kind::Choice(&["cpu", "cuda"]), Required, "what the engine computes on"),
+    field("engine.dtype", "dtype", Kind::Choice(&["float32", "bfloat16", "float16"]), Required, "number format of weights and KV cache"),
+    field("engine.block_tokens", "block-tokens", U32, Required, "tokens in one KV block"),
+    field("engine.max_model_len", "max-model-len", U32, Required, "longest sequence, in tokens"),
+    field("engine.device_blocks", "device-blocks", U32, Optional, "blocks in the device cache"),
+    field("engine.gpu_memory_utilization", "gpu-memory-utilization", Kind::Fraction, Optional, "share of device memory, 0 to 1 (CUDA only)"),
+    field("engine.env", "engine-env", Kind::Pairs, Defaulted, "extra environment of the engines: 'A=1 B=\"x y\"'"),
+    field("engine.args", "engine-args", Kind::Words, Defaulted, "extra arguments of the engines, as shell words"),
+    either(field("model.build", "model-build", Kind::Choice(&["dense"]), Optional, "tiny random model that the harness builds"), "model.path"),
+    either(field("model.path", "model-path", Kind::Path, Optional, "directory with weights and tokenizer, instead of a built model"), "model.build"),
+    field("model.served_name", "served-name", Kind::Text, Required, "model name that clients ask for"),
+    field("kvcr.primary_bytes", "primary-bytes", U64, Required, "bytes of the engine's own host tier, which stages KVCR's"),
+    field("kvcr.dram_slots", "dram-slots", U32, Required, "blocks in KVCR's own DRAM tier"),
+    field("kvcr.operation_timeout_ms", "operation-timeout-ms", U64, Required, "milliseconds until a transfer counts as timed out"),
+    field("kvcr.abandon_timeout_ms", "abandon-timeout-ms", U64, Required, "milliseconds until a timed-out transfer settles"),
+    field("kvcr.opportunistic_query", "opportunistic-query", Kind::Switch, Defaulted, "let hinted requests ask for blocks the source may lack"),
+    field("topology.kind", "topology", Kind::Choice(&["aggregated"]), Required, "shape of the stack"),
+    field("topology.workers", "workers", U16, Required, "number of workers"),
+    field("devices.gpus", "gpus", Kind::Indices, Defaulted, "device of each worker, comma-separated; repeat one to share it"),
+    field("discovery.backend", "discovery", Kind::Choice(&["auto", "etcd", "file"]), Defaulted, "how processes find each other"),
+    field("network.host_address", "host-address", Kind::Address, Optional, "non-loopback address of this host"),
+    field("network.frontend_port", "frontend-port", U16, Optional, "fixed port of the front door"),
+    field("stack.keep_seconds", "keep", Kind::Keep, Defaulted, "seconds an unused stack stays up; 1 as a flag or variable means an hour"),
+    field("stack.reference_keep_seconds", "reference-keep", U64, Defaulted, "seconds an unused reference engine stays up"),
+    field("stack.bring_up_seconds", "bring-up", U64, Defaulted, "seconds that bring-up may take"),
+    field("stack.max_lifetime_seconds", "max-lifetime", U64, Defaulted, "hard limit of one stack's life, in seconds"),
+    field("request.deadline_seconds", "deadline", U64, Defaulted, "seconds until a request is given up"),
+    field("request.max_tokens", "max-tokens", U32, Defaulted, "tokens to generate"),
+];
+
+/// The row of a flag (without dashes).
+pub(super) fn by_flag(flag: &str) -> Option<&'static Field> {
+    FIELDS.iter().find(|field| field.flag == flag)
+}
+
+/// The row of a profile field.
+pub(super) fn by_path(path: &str) -> Option<&'static Field> {
+    FIELDS
+        .iter()
+        .find(|field| matches!(field.place, Place::Profile(known) if known == path))
+}
+
+/// The row of a variable.
+pub(super) fn by_variable(name: &str) -> Option<&'static Field> {
+    FIELDS.iter().find(|field| field.variable() == name)
+}
+
+/// `--help`: every flag with its variable, profile field and meaning.
+pub fn help_table() -> String {
+    let rows: Vec<[String; 3]> = FIELDS
+        .iter()
+        .map(|field| {
+            [
+                format!("--{}{}", field.flag, field.kind.placeholder()),
+                field.variable(),
+                match field.place {
+                    Place::Profile(path) => path.to_owned(),
+                    Place::Run => "-".to_owned(),
+                },
+            ]
+        })
+        .collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let (flags, variables, paths) = (width(0), width(1), width(2));
+    let mut text = String::from(
+        "Configuration. Flags win over variables, variables over the profile. `none` removes an optional value.\n\n",
+    );
+    for (field, [flag, variable, path]) in FIELDS.iter().zip(&rows) {
+        text += &format!(
+            "  {flag:flags$}  {variable:variables$}  {path:paths$}  {}\n",
+            field.help
+        );
+    }
+    text
+}
+
+/// Whichever of `candidates` is closest to `name`.
+pub(super) fn nearest<'a, S: AsRef<str> + ?Sized + 'a>(
+    name: &str,
+    candidates: impl IntoIterator<Item = &'a S>,
+) -> Option<&'a S> {
+    candidates
+        .into_iter()
+        .min_by_key(|candidate| strsim::damerau_levenshtein(name, candidate.as_ref()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique() {
+        let flags: BTreeSet<_> = FIELDS.iter().map(|field| field.flag).collect();
+        let names: BTreeSet<_> = FIELDS.iter().map(Field::name).collect();
+        let variables: BTreeSet<_> = FIELDS.iter().map(Field::variable).collect();
+        assert_eq!(flags.len(), FIELDS.len());
+        assert_eq!(names.len(), FIELDS.len());
+        assert_eq!(variables.len(), FIELDS.len());
+    }
+
+    #[test]
+    fn the_variable_follows_from_the_flag() {
+        let field = by_path("engine.device_blocks").unwrap();
+        assert_eq!(field.flag, "device-blocks");
+        assert_eq!(field.variable(), "PHASE1_DEVICE_BLOCKS");
+        assert_eq!(
+            by_variable("PHASE1_DEVICE_BLOCKS").unwrap().name(),
+            field.name()
+        );
+    }
+
+    #[test]
+    fn help_has_a_line_for_every_field_and_no_other() {
+        let help = help_table();
+        let lines: Vec<&str> = help
+            .lines()
+            .filter(|line| line.starts_with("  --"))
+            .collect();
+        assert_eq!(lines.len(), FIELDS.len());
+        for (field, line) in FIELDS.iter().zip(lines) {
+            let mut words = line.split_whitespace();
+            let flag = words.next().unwrap();
+            assert_eq!(
+                flag,
+                format!("--{}{}", field.flag, field.kind.placeholder())
+            );
+            assert_eq!(words.next().unwrap(), field.variable());
+            assert!(line.ends_with(field.help), "{line}");
+        }
+    }
+
+    #[test]
+    fn nearest_forgives_a_typing_error() {
+        let flags = FIELDS.iter().map(|field| field.flag);
+        assert_eq!(nearest("device-bloks", flags), Some("device-blocks"));
+        assert_eq!(nearest("x", std::iter::empty::<&str>()), None);
+    }
+}

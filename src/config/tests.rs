@@ -1,0 +1,465 @@
+//! How the whole of it behaves: precedence, every field by every way, every contradiction.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use proptest::prelude::*;
+use serde_json::Value;
+
+use super::fields::{self, FIELDS, Presence};
+use super::testing::{FakeEnv, cpu, own};
+use super::*;
+
+fn with(vars: &[(&str, &str)], args: &[&str]) -> Result<Config, String> {
+    let mut env = FakeEnv::new([]).cwd("/work");
+    for (name, value) in vars {
+        env = env.var_set(name, value);
+    }
+    load(own(args).map_err(|error| error.0)?, &env).map_err(|error| error.0)
+}
+
+fn refused(args: &[&str]) -> String {
+    with(&[], args).unwrap_err()
+}
+
+/// A text for every profile field, different from what `env/cpu.toml` says wherever there is a
+/// second valid value.
+fn sample(field: &Field) -> &'static str {
+    match field.name() {
+        "title" => "another",
+        "environment.lock" => "other",
+        "environment.python" => "/opt/python",
+        "environment.overlay" => "false",
+        "engine.kind" => "vllm",
+        "engine.device" => "cuda",
+        "engine.dtype" => "bfloat16",
+        "engine.block_tokens" => "128",
+        "engine.max_model_len" => "2048",
+        "engine.device_blocks" => "128",
+        "engine.gpu_memory_utilization" => "0.5",
+        "engine.env" => "A=1 B='x y'",
+        "engine.args" => "--seed 7",
+        "model.build" => "dense",
+        "model.path" => "/models/other",
+        "model.served_name" => "other",
+        "kvcr.primary_bytes" => "67108864",
+        "kvcr.dram_slots" => "512",
+        "kvcr.operation_timeout_ms" => "1000",
+        "kvcr.abandon_timeout_ms" => "20000",
+        "kvcr.opportunistic_query" => "true",
+        "topology.kind" => "aggregated",
+        "topology.workers" => "3",
+        "devices.gpus" => "0,0,1",
+        "discovery.backend" => "etcd",
+        "network.host_address" => "192.0.2.7",
+        "network.frontend_port" => "8000",
+        "stack.keep_seconds" => "1",
+        "stack.reference_keep_seconds" => "33",
+        "stack.bring_up_seconds" => "34",
+        "stack.max_lifetime_seconds" => "3600",
+        "request.deadline_seconds" => "35",
+        "request.max_tokens" => "36",
+        other => panic!("{other} is new: say a value for it here"),
+    }
+}
+
+fn profile_fields() -> impl Iterator<Item = &'static Field> {
+    FIELDS.iter().filter(|field| field.place != Place::Run)
+}
+
+/// Dotted paths of every leaf; what the table calls a table of texts is one leaf.
+fn leaves(prefix: &str, value: &Value, out: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(map) if fields::by_path(prefix).is_none() => {
+            for (key, inner) in map {
+                let dot = if prefix.is_empty() { "" } else { "." };
+                leaves(&format!("{prefix}{dot}{key}"), inner, out);
+            }
+        }
+        _ => {
+            out.insert(prefix.to_owned());
+        }
+    }
+}
+
+#[test]
+fn table_and_struct_have_the_same_fields() {
+    let profile = serde_json::to_value(cpu(&[]).profile).unwrap();
+    let mut in_struct = BTreeSet::new();
+    leaves("", &profile, &mut in_struct);
+    let in_table: BTreeSet<String> = profile_fields()
+        .map(|field| field.name().to_owned())
+        .collect();
+    assert_eq!(in_struct, in_table);
+}
+
+/// Everything by flag, everything by variable: the same profile, and not the one of the file.
+#[test]
+fn every_field_is_settable_by_flag_and_by_variable_to_the_same_effect() {
+    for field in profile_fields() {
+        let text = sample(field);
+        let flag = format!("--{}={text}", field.flag);
+        let variable = field.variable();
+        let by_flag = with(&[], &[&flag]);
+        let by_variable = with(&[(&variable, text)], &[]);
+        match (by_flag, by_variable) {
+            (Ok(by_flag), Ok(by_variable)) => {
+                assert_eq!(by_flag.profile, by_variable.profile, "{}", field.name());
+                let one_value = ["engine.kind", "topology.kind", "model.build"];
+                let changed = by_flag.profile != cpu(&[]).profile;
+                assert_eq!(
+                    changed,
+                    !one_value.contains(&field.name()),
+                    "{}",
+                    field.name()
+                );
+                let over = (field.name().to_owned(), text.to_owned());
+                assert_eq!(by_flag.overrides, [over]);
+            }
+            // Fields of a device that is not supported yet are refused for that reason alone,
+            // in the name of whoever set them.
+            (Err(by_flag), Err(by_variable)) => {
+                let flag = format!("--{}", field.flag);
+                assert!(
+                    by_flag.contains(&format!("{flag}: {}: ", field.name())),
+                    "{by_flag}"
+                );
+                assert_eq!(by_flag.replace(&flag, &variable), by_variable);
+            }
+            (by_flag, by_variable) => panic!("{}: {by_flag:?} {by_variable:?}", field.name()),
+        }
+    }
+}
+
+/// Serde's idea of what may be absent is the table's.
+#[test]
+fn presence_is_what_the_struct_says() {
+    let whole = toml::Table::try_from(cpu(&[]).profile).unwrap();
+    for field in profile_fields() {
+        let mut document = whole.clone();
+        match field.name().split_once('.') {
+            None => {
+                document.remove(field.name());
+            }
+            Some((section, key)) => {
+                let table = document
+                    .get_mut(section)
+                    .and_then(toml::Value::as_table_mut);
+                table.unwrap().remove(key);
+            }
+        }
+        let accepted = document.try_into::<Profile>().is_ok();
+        assert_eq!(
+            accepted,
+            field.presence != Presence::Required,
+            "{}",
+            field.name()
+        );
+    }
+}
+
+#[test]
+fn flags_win_over_variables_and_variables_over_the_file() {
+    assert_eq!(cpu(&[]).profile.engine.device_blocks, Some(96));
+    let vars = [("PHASE1_DEVICE_BLOCKS", "97")];
+    assert_eq!(
+        with(&vars, &[]).unwrap().profile.engine.device_blocks,
+        Some(97)
+    );
+    let config = with(&vars, &["--device-blocks", "98"]).unwrap();
+    assert_eq!(config.profile.engine.device_blocks, Some(98));
+    assert_eq!(
+        config.overrides,
+        [("engine.device_blocks".to_owned(), "98".to_owned())]
+    );
+    assert_eq!(
+        config.replay_args(),
+        ["--profile=cpu", "--device-blocks=98"]
+    );
+}
+
+#[test]
+fn a_replay_is_the_same_configuration() {
+    let vars = [
+        ("PHASE1_ENGINE_ENV", "A='x y'"),
+        ("PHASE1_KEEP", "1"),
+        ("PHASE1_REQUIRE", "all"),
+    ];
+    let config = with(&vars, &["--python", "bin/python"]).unwrap();
+    let args = config.replay_args();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let again = with(&[], &args).unwrap();
+    assert_eq!(again.profile, config.profile);
+    assert_eq!(again.require, config.require);
+}
+
+#[test]
+fn keep_one_means_an_hour() {
+    assert_eq!(
+        with(&[("PHASE1_KEEP", "1")], &[])
+            .unwrap()
+            .profile
+            .stack
+            .keep_seconds,
+        3600
+    );
+    assert_eq!(cpu(&["--keep", "90"]).profile.stack.keep_seconds, 90);
+}
+
+#[test]
+fn none_removes_an_optional_value_and_nothing_else() {
+    assert_eq!(
+        cpu(&["--device-blocks", "none"])
+            .profile
+            .engine
+            .device_blocks,
+        None
+    );
+    assert_eq!(
+        refused(&["--workers", "none"]),
+        r#"--workers: topology.workers: expected an integer, found "none""#
+    );
+}
+
+#[test]
+fn an_alternative_displaces_what_the_file_says() {
+    let environment = cpu(&["--python", "/opt/python"]).profile.environment;
+    assert_eq!(environment.lock, None);
+    assert_eq!(
+        environment.python.as_deref(),
+        Some(Path::new("/opt/python"))
+    );
+    let why = refused(&["--python", "/opt/python", "--lock", "cpu"]);
+    assert_eq!(
+        why,
+        "--python: environment.python: excludes environment.lock, which --lock sets; keep one of them"
+    );
+}
+
+#[test]
+fn settings_and_surroundings() {
+    let vars = [
+        ("NEXTEST", "1"),
+        ("NEXTEST_RUN_ID", "run"),
+        ("NEXTEST_ATTEMPT", "2"),
+        ("CI", "true"),
+        ("INSTA_FORCE_PASS", "1"),
+        ("INSTA_UPDATE", "always"),
+        ("PHASE1_STRICT_PINS", "1"),
+        ("PHASE1_RUNS_DIR", "runs"),
+        ("PHASE1_COOKIE", "ours"),
+        ("PHASE1_DEVICE_BLOCKS", ""),
+    ];
+    let config = with(&vars, &["--require", "tc01, tc02::cold", "--state-dir=/s"]).unwrap();
+    assert!(config.under_nextest && config.ci && config.strict_pins);
+    assert_eq!((config.run_id.as_str(), config.attempt), ("run", 2));
+    assert_eq!(config.require, ["tc01", "tc02::cold"]);
+    assert_eq!(config.paths.state, Path::new("/s"));
+    assert_eq!(config.paths.runs, Path::new("/work/runs"));
+    let insta = InstaState {
+        force_pass: true,
+        update: Some("always".to_owned()),
+    };
+    assert_eq!(config.insta, insta);
+    let bare = cpu(&[]);
+    assert!(!bare.under_nextest && !bare.ci && !bare.strict_pins);
+    assert_eq!((bare.attempt, bare.insta), (1, InstaState::default()));
+    assert_eq!(bare.run_id.len(), 36);
+}
+
+#[test]
+fn unknown_variables_name_the_nearest() {
+    assert_eq!(
+        with(&[("PHASE1_DEVICE_BLOKS", "1")], &[]).unwrap_err(),
+        "PHASE1_DEVICE_BLOKS: no such variable; the nearest is PHASE1_DEVICE_BLOCKS"
+    );
+}
+
+#[test]
+fn a_wrong_value_is_blamed_on_who_gave_it() {
+    assert_eq!(
+        with(&[("PHASE1_WORKERS", "two")], &[]).unwrap_err(),
+        r#"PHASE1_WORKERS: topology.workers: expected an integer, found "two""#
+    );
+    assert_eq!(
+        refused(&["--profile", "gpu"]),
+        r#"--profile: no profile is called "gpu"; there are cpu (or give a path to a .toml file)"#
+    );
+}
+
+#[test]
+fn every_contradiction_is_refused_with_its_reason() {
+    let cases: &[(&[&str], &str)] = &[
+        (
+            &["--abandon-timeout-ms", "9999"],
+            "--abandon-timeout-ms: kvcr.abandon_timeout_ms: must be at least twice operation_timeout_ms, 10000, found 9999",
+        ),
+        (
+            &["--operation-timeout-ms", "6000"],
+            "env/cpu.toml:34: kvcr.abandon_timeout_ms: must be at least twice operation_timeout_ms, 12000, found 10000",
+        ),
+        (
+            &["--lock", "none"],
+            "env/cpu.toml: environment.lock: missing; say it, or environment.python",
+        ),
+        (
+            &["--model-build", "none"],
+            "env/cpu.toml: model.build: missing; say it, or model.path",
+        ),
+        (
+            &["--lock", "../x"],
+            r#"--lock: environment.lock: must be the name of a folder under env/, found "../x""#,
+        ),
+        (
+            &["--overlay=no"],
+            "--overlay: environment.overlay: must be true when engine.device is cpu: vLLM offloads to host memory only with the overlay's help",
+        ),
+        (
+            &["--workers", "0"],
+            "--workers: topology.workers: must be at least 1",
+        ),
+        (
+            &["--gpus", "0,1"],
+            "--gpus: devices.gpus: must be empty when engine.device is cpu",
+        ),
+        (
+            &["--gpu-memory-utilization", "0.5"],
+            "--gpu-memory-utilization: engine.gpu_memory_utilization: has no meaning when engine.device is cpu",
+        ),
+        (
+            &["--device-blocks", "63"],
+            "env/cpu.toml:19: engine.max_model_len: must fit into the device cache, at most 63 blocks x 64 tokens = 4032, found 4096",
+        ),
+        (
+            &["--dram-slots", "0"],
+            "--dram-slots: kvcr.dram_slots: must be at least 1",
+        ),
+        (
+            &["--primary-bytes", "262143"],
+            "--primary-bytes: kvcr.primary_bytes: must hold at least one block of 262144 bytes, found 262143",
+        ),
+        (
+            &["--frontend-port", "0"],
+            "--frontend-port: network.frontend_port: must not be 0; leave it out to have one allocated",
+        ),
+        (
+            &["--bring-up", "0"],
+            "--bring-up: stack.bring_up_seconds: must be at least 1",
+        ),
+        (
+            &["--deadline", "0"],
+            "--deadline: request.deadline_seconds: must be at least 1",
+        ),
+        (
+            &["--max-lifetime", "900"],
+            "--max-lifetime: stack.max_lifetime_seconds: must be more than stack.bring_up_seconds 900, found 900",
+        ),
+        (
+            &["--served-name="],
+            r#"--served-name: model.served_name: must be a name without spaces, found """#,
+        ),
+        (&["--title="], "--title: title: must not be empty"),
+        (
+            &["--max-tokens", "4096"],
+            "--max-tokens: request.max_tokens: must be less than engine.max_model_len 4096, found 4096",
+        ),
+        (
+            &["--host-address", "127.0.0.1"],
+            "--host-address: network.host_address: must be an address that other hosts reach, found 127.0.0.1",
+        ),
+        (
+            &["--engine-env", "DYN_NAMESPACE=x"],
+            "--engine-env: engine.env: DYN_NAMESPACE is set by the plan and cannot be changed",
+        ),
+        (
+            &["--engine-args=--block-size=32"],
+            "--engine-args: engine.args: --block-size=32 is set by the plan; change engine.block_tokens instead",
+        ),
+    ];
+    for (args, expected) in cases {
+        assert_eq!(refused(args), *expected, "{args:?}");
+    }
+}
+
+#[test]
+fn cuda_is_refused_until_it_works() {
+    let why = refused(&["--device", "cuda", "--gpus", "0,1"]);
+    assert_eq!(
+        why,
+        "--device: engine.device: cuda is not supported yet; the only device is cpu"
+    );
+}
+
+#[test]
+fn all_problems_are_said_together() {
+    let vars = [("PHASE1_WORKRES", "2"), ("PHASE1_STRICT_PINS", "maybe")];
+    let why = with(&vars, &["--workers", "0", "--keep", "soon"]).unwrap_err();
+    let lines: Vec<&str> = why.lines().collect();
+    assert_eq!(lines[0], "4 problems:");
+    assert_eq!(lines.len(), 5);
+    for part in [
+        "PHASE1_WORKRES",
+        "PHASE1_STRICT_PINS",
+        "--workers",
+        "--keep",
+    ] {
+        assert!(why.contains(part), "{why}");
+    }
+}
+
+#[test]
+fn a_profile_of_the_user() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("mine.toml");
+    let text = include_str!("../../env/cpu.toml")
+        .replace("lock = \"cpu\"", "python = \"venv/bin/python\"");
+    std::fs::write(&file, text).unwrap();
+    let config = cpu(&["--profile", file.to_str().unwrap()]);
+    let python = config.profile.environment.python.unwrap();
+    assert_eq!(python, dir.path().join("venv/bin/python"));
+
+    std::fs::write(&file, "title = \"x\"\n[engine]\nkind = \"sglang\"\n").unwrap();
+    let why = refused(&["--profile", file.to_str().unwrap()]);
+    let name = file.display();
+    assert!(
+        why.contains(&format!(
+            "{name}:3: engine.kind: expected one of vllm, found \"sglang\""
+        )),
+        "{why}"
+    );
+    assert!(
+        why.contains(&format!("{name}: engine.dtype: missing (")),
+        "{why}"
+    );
+    assert!(why.contains("--dtype or with PHASE1_DTYPE"), "{why}");
+    assert!(!why.contains("engine.kind: missing"), "{why}");
+}
+
+/// Every profile of this repository loads as it is.
+#[test]
+fn every_embedded_profile_is_valid() {
+    let config = cpu(&[]);
+    assert_eq!(config.profile_name, "cpu");
+    assert_eq!(config.overrides, []);
+}
+
+proptest! {
+    #[test]
+    fn no_override_panics(at in 0..FIELDS.len(), text in any::<String>()) {
+        let field = &FIELDS[at];
+        let _ = with(&[(&field.variable(), &text)], &[]);
+    }
+
+    #[test]
+    fn the_last_of_file_variable_and_flag_counts(
+        variable in prop::option::of(64u32..1000),
+        flag in prop::option::of(64u32..1000),
+    ) {
+        let in_variable = variable.map(|number| number.to_string());
+        let vars: Vec<(&str, &str)> = in_variable.iter().map(|text| ("PHASE1_DEVICE_BLOCKS", text.as_str())).collect();
+        let args: Vec<String> = flag.iter().map(|number| format!("--device-blocks={number}")).collect();
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let config = with(&vars, &args).unwrap();
+        prop_assert_eq!(config.profile.engine.device_blocks, flag.or(variable).or(Some(96)));
+    }
+}

@@ -1,0 +1,309 @@
+//! Against a front door and workers of one canned process: what they answer depends on the path
+//! and on how often they were asked.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+
+const ID: u64 = 16_336_821_686_602_806_569;
+
+/// Answers of one path, in order; the last one stays.
+type Script = HashMap<&'static str, Vec<(u16, String)>>;
+
+/// Serves `script` on a port of its own and returns its URL.
+async fn serve(script: Script) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let script = Arc::new(Mutex::new(script));
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            tokio::spawn(talk(stream, Arc::clone(&script)));
+        }
+    });
+    url
+}
+
+async fn talk(mut stream: TcpStream, script: Arc<Mutex<Script>>) {
+    let mut bytes = Vec::new();
+    // One request at a time: bodies are small, and the client waits for its answer.
+    while stream.read_buf(&mut bytes).await.is_ok_and(|n| n > 0) {
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let Some((head, body)) = text.split_once("\r\n\r\n") else {
+            continue;
+        };
+        let length = head
+            .lines()
+            .find_map(|l| {
+                l.to_ascii_lowercase()
+                    .strip_prefix("content-length: ")?
+                    .parse()
+                    .ok()
+            })
+            .unwrap_or(0_usize);
+        if body.len() < length {
+            continue;
+        }
+        let pin = head
+            .lines()
+            .find_map(|l| l.strip_prefix("x-dynamo-worker-instance-id: "))
+            .unwrap_or_default()
+            .to_owned();
+        let path = head.split(' ').nth(1).unwrap_or_default().to_owned();
+        bytes.clear();
+        let (status, body) = {
+            let mut script = script.lock().unwrap();
+            match script.get_mut(path.as_str()) {
+                Some(answers) if answers.len() > 1 => answers.remove(0),
+                Some(answers) => answers[0].clone(),
+                None => (404, String::new()),
+            }
+        };
+        let body = body.replace("$PIN", &pin);
+        let reply = format!(
+            "HTTP/1.1 {status} X\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        stream.write_all(reply.as_bytes()).await.unwrap();
+    }
+}
+
+fn page(id: u64, kvcr: bool) -> String {
+    let mut page = format!("# TYPE up gauge\nup{{worker_id=\"{id:x}\"}} 1\n");
+    if kvcr {
+        page.push_str(
+            "# TYPE vllm:kvcr_duration_seconds histogram\n# TYPE vllm:kvcr_transfer_blocks_total counter\n\
+             # TYPE vllm:kvcr_transfer_bytes_total counter\n# TYPE vllm:kvcr_state gauge\n\
+             vllm:kvcr_state{resource=\"in_flight_ops\"} 0\n",
+        );
+    }
+    page
+}
+
+fn health(ids: &[u64]) -> String {
+    let instances: Vec<_> = ids
+        .iter()
+        .map(|id| serde_json::json!({"endpoint": "generate", "instance_id": id, "namespace": "dynamo"}))
+        .collect();
+    serde_json::json!({"status": "healthy", "instances": instances}).to_string()
+}
+
+fn canary(served_by: Value) -> String {
+    serde_json::json!({
+        "choices": [{"text": "a", "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 2},
+        "nvext": {"worker_id": {"decode_worker_id": served_by}},
+    })
+    .to_string()
+}
+
+/// A front door and worker, both of which are ready, in one server.
+fn ready() -> Script {
+    HashMap::from([
+        ("/metrics", vec![(200, page(ID, true))]),
+        ("/health", vec![(200, health(&[7, ID]))]),
+        (
+            "/v1/models",
+            vec![(200, r#"{"data":[{"id":"tiny"}]}"#.to_owned())],
+        ),
+        ("/v1/completions", vec![(200, canary(ID.into()))]),
+    ])
+}
+
+fn worker(index: usize, url: &str) -> PlannedWorker {
+    PlannedWorker {
+        process: format!("worker{index}"),
+        index,
+        served_model: "tiny".into(),
+        metrics_url: format!("{url}/metrics"),
+        health_url: format!("{url}/health"),
+        kvcr: true,
+    }
+}
+
+fn plan(frontend: &str, workers: Vec<PlannedWorker>) -> Plan {
+    Plan {
+        topology: "aggregated".into(),
+        processes: Vec::new(),
+        frontend_url: frontend.to_owned(),
+        workers,
+        reference: None,
+        directories: Vec::new(),
+        shm_prefixes: Vec::new(),
+        shm_bytes: 0,
+    }
+}
+
+async fn run(script: Script) -> (Result<Vec<WorkerInfo>, Failure>, Vec<String>) {
+    let url = serve(script).await;
+    run_plan(&plan(&url, vec![worker(0, &url)])).await
+}
+
+async fn run_plan(plan: &Plan) -> (Result<Vec<WorkerInfo>, Failure>, Vec<String>) {
+    let said = Mutex::new(Vec::new());
+    let say = |text| said.lock().unwrap().push(text);
+    let result = await_workers(plan, Group::Core, &say).await;
+    (result, said.into_inner().unwrap())
+}
+
+#[tokio::test]
+async fn a_ready_worker_is_found_with_its_exact_id() {
+    let (result, said) = run(ready()).await;
+    let workers = result.unwrap();
+    assert_eq!(workers[0].instance_id, ID);
+    assert_eq!(
+        (workers[0].process.as_str(), workers[0].ready_ms),
+        ("worker0", 0)
+    );
+    assert_eq!(
+        said.last().unwrap(),
+        &format!("worker0: ready as instance {ID}")
+    );
+}
+
+#[tokio::test]
+async fn what_is_not_there_yet_is_waited_for_and_said_once() {
+    let mut script = ready();
+    let not_yet = r#"{"message":"Invalid request","type":"Bad Request","code":400}"#;
+    script.insert(
+        "/metrics",
+        vec![
+            (503, String::new()),
+            (503, String::new()),
+            (200, "up 1\n".into()),
+            (200, page(ID, true)),
+        ],
+    );
+    script.insert("/health", vec![(200, health(&[])), (200, health(&[ID]))]);
+    script.insert(
+        "/v1/models",
+        vec![
+            (200, r#"{"data":[]}"#.into()),
+            (200, r#"{"data":[{"id":"tiny"}]}"#.into()),
+        ],
+    );
+    script.insert(
+        "/v1/completions",
+        vec![
+            (400, not_yet.into()),
+            (404, "{}".into()),
+            (503, "{}".into()),
+            (200, canary(ID.into())),
+        ],
+    );
+    let (result, said) = run(script).await;
+    result.unwrap();
+    let said: Vec<_> = said
+        .iter()
+        .map(|line| line.split(": ").nth(1).unwrap())
+        .collect();
+    let listed = format!("listed as instance {ID}; its canary is on its way");
+    assert_eq!(
+        said,
+        [
+            "no metrics page",
+            "its metrics page names no worker_id yet",
+            &format!("the front door does not list instance {ID}"),
+            "the front door does not list model `tiny`",
+            &listed,
+            "canary",
+            &listed,
+            "canary",
+            &listed,
+            "canary",
+            &listed,
+            &format!("ready as instance {ID}"),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_canary_served_elsewhere_is_the_products() {
+    let mut script = ready();
+    script.insert("/v1/completions", vec![(200, canary(7.into()))]);
+    let failure = run(script).await.0.unwrap_err();
+    assert_eq!(failure.class, Class::Product);
+    assert!(
+        failure.to_string().contains("found served by 7"),
+        "{failure}"
+    );
+}
+
+#[tokio::test]
+async fn an_answer_that_cannot_become_right_fails_at_once() {
+    for (status, body, class) in [
+        (200, canary(Value::Null), Class::Skew),
+        (
+            400,
+            r#"{"message":"Unsupported parameter(s): `logprobs`"}"#.to_owned(),
+            Class::Skew,
+        ),
+        (
+            200,
+            r#"{"choices":[{"text":""}],"usage":{"prompt_tokens":2,"completion_tokens":0}}"#
+                .to_owned(),
+            Class::Product,
+        ),
+    ] {
+        let mut script = ready();
+        script.insert("/v1/completions", vec![(status, body.clone())]);
+        assert_eq!(run(script).await.0.unwrap_err().class, class, "{body}");
+    }
+}
+
+#[tokio::test]
+async fn one_process_is_not_two_workers() {
+    let url = serve(ready()).await;
+    let twice = plan(&url, vec![worker(0, &url), worker(1, &url)]);
+    let failure = run_plan(&twice).await.0.unwrap_err();
+    assert_eq!(failure.class, Class::Environment);
+}
+
+#[tokio::test]
+async fn workers_come_back_by_index_each_with_its_own_id() {
+    let mut script = ready();
+    script.insert(
+        "/metrics",
+        vec![(503, String::new()), (200, page(ID, true))],
+    );
+    script.insert("/w1/metrics", vec![(200, page(7, true))]);
+    // The server puts the pinned id in the place of this string.
+    script.insert("/v1/completions", vec![(200, canary("$PIN".into()))]);
+    let url = serve(script).await;
+    let second = worker(1, &format!("{url}/w1"));
+    let both = plan(&url, vec![second, worker(0, &url)]);
+    let found: Vec<_> = run_plan(&both).await.0.unwrap();
+    let found: Vec<_> = found.iter().map(|w| (w.index, w.instance_id)).collect();
+    assert_eq!(found, [(0, ID), (1, 7)]);
+}
+
+#[tokio::test]
+async fn a_plan_without_the_group_is_refused() {
+    let say = |_| ();
+    let failure = await_workers(&plan("http://127.0.0.1:1", vec![]), Group::Reference, &say).await;
+    assert_eq!(failure.unwrap_err().class, Class::Environment);
+}
+
+#[test]
+fn missing_telemetry_names_what_is_missing() {
+    let missing = kvcr::telemetry_present(&Page::parse(&page(ID, false))).unwrap_err();
+    let failure = no_telemetry(&worker(0, "http://w"), &missing);
+    assert_eq!(failure.class, Class::Skew);
+    assert!(failure.to_string().contains("kvcr_state"), "{failure}");
+}
+
+#[test]
+fn ids_are_read_exactly_or_not_at_all() {
+    let id = |text: &str| instance_id(&Page::parse(text));
+    assert_eq!(id(&page(u64::MAX, false)), Ok(u64::MAX));
+    assert!(id("up{worker_id=\"xyz\"} 1\n").is_err());
+    assert!(id("up{worker_id=\"1\"} 1\nup{worker_id=\"2\"} 1\n").is_err());
+    assert!(!lists_instance(
+        &serde_json::json!({"instances": [{"endpoint": "generate", "instance_id": ID as f64}]}),
+        ID
+    ));
+}

@@ -1,0 +1,257 @@
+//! One `dynamo.vllm` process: its arguments, environment, ports and shared memory.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Value, json};
+
+use crate::config::Config;
+use crate::config::profile::DeviceKind;
+use crate::environment::Installed;
+use crate::failure::Failure;
+use crate::plan::{Bindings, Group, PlannedWorker, Probe, Process, Role, geometry};
+
+/// vLLM offloads only on CUDA-like devices; the overlay brings the same tiering for host memory.
+const CPU_SPEC: &str = "CpuTieringOffloadingSpec";
+const CPU_SPEC_MODULE: &str = "kvcr_cpu_bridge";
+
+/// Dynamo's default; only the core workers may be found by it.
+const CORE_NAMESPACE: &str = "dynamo";
+/// The front door looks into every namespace, the router of a model into one.
+const REFERENCE_NAMESPACE: &str = "dynamo-reference";
+
+/// Ring buffers between an engine's processes: two files in `/dev/shm` whose names vLLM draws.
+/// It refuses to start unless each fits as a whole.
+const RING_BYTES: u64 = 251_658_260 + 167_772_180;
+
+/// Which engine of the stack.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Part {
+    /// A worker with KVCR.
+    Core {
+        /// Position in the topology, from 0.
+        index: usize,
+    },
+    /// The engine without KVCR that answers for it.
+    Reference,
+}
+
+impl Part {
+    fn name(self) -> String {
+        match self {
+            Self::Core { index } => format!("worker{index}"),
+            Self::Reference => "reference".to_owned(),
+        }
+    }
+
+    /// Its own system page: health and metrics.
+    fn system_port(self) -> String {
+        format!("{}-system", self.name())
+    }
+
+    /// KV events, published to the router.
+    fn events_port(self) -> String {
+        format!("{}-events", self.name())
+    }
+
+    /// KVCR's control endpoint, which peers connect to.
+    fn control_port(self) -> String {
+        format!("{}-control", self.name())
+    }
+}
+
+/// An engine as the plan has it.
+#[derive(Debug)]
+pub struct PlannedEngine {
+    /// The process.
+    pub process: Process,
+    /// How the cases see it.
+    pub seen: PlannedWorker,
+}
+
+/// Names of the ports that `part` needs. Everything else it listens on is ephemeral.
+pub fn ports(part: Part) -> Vec<String> {
+    let mut names = vec![part.system_port(), part.events_port()];
+    if let Part::Core { .. } = part {
+        names.push(part.control_port());
+    }
+    names
+}
+
+/// The plan of one engine; `env` is what every process of the stack has.
+pub fn plan(
+    config: &Config,
+    installed: &Installed,
+    bindings: &Bindings,
+    part: Part,
+    env: BTreeMap<String, String>,
+) -> Result<PlannedEngine, Failure> {
+    let profile = &config.profile;
+    let system = bindings.port(&part.system_port())?;
+    let health_url = format!("http://127.0.0.1:{system}/health");
+    let (group, index, served_model) = match part {
+        Part::Core { index } => (Group::Core, index, profile.model.served_name.clone()),
+        Part::Reference => (
+            Group::Reference,
+            profile.topology.workers,
+            format!("{}-reference", profile.model.served_name),
+        ),
+    };
+    let process = Process {
+        name: part.name(),
+        role: Role::Worker,
+        group,
+        argv: argv(config, installed, bindings, part, &served_model)?,
+        env: environment(config, part, system, env),
+        after: Vec::new(),
+        ready: vec![Probe::HttpJson {
+            url: health_url.clone(),
+            pointer: "/endpoints/generate".to_owned(),
+            equals: "ready".into(),
+        }],
+        // A minute on a quiet machine. The limit for the whole stack is the profile's; this one
+        // is for a worker that hangs alone, so it is well above what a stalling host needs.
+        start_seconds: 900,
+        // Dynamo drains for 5 s; KVCR's tier then waits for its transfers, at the longest until
+        // they are abandoned.
+        stop_seconds: 20 + profile.kvcr.abandon_timeout_ms.div_ceil(1000),
+    };
+    let seen = PlannedWorker {
+        process: part.name(),
+        index,
+        served_model,
+        metrics_url: format!("http://127.0.0.1:{system}/metrics"),
+        health_url,
+        kvcr: group == Group::Core,
+    };
+    Ok(PlannedEngine { process, seen })
+}
+
+fn argv(
+    config: &Config,
+    installed: &Installed,
+    bindings: &Bindings,
+    part: Part,
+    served_model: &str,
+) -> Result<Vec<String>, Failure> {
+    let engine = &config.profile.engine;
+    let mut argv: Vec<String> = vec![
+        installed.python.to_string_lossy().into_owned(),
+        "-m".to_owned(),
+        "dynamo.vllm".to_owned(),
+    ];
+    let mut option = |flag: &str, value: String| argv.extend([flag.to_owned(), value]);
+    option("--model", installed.model.to_string_lossy().into_owned());
+    option("--served-model-name", served_model.to_owned());
+    option("--dtype", engine.dtype.clone());
+    option("--block-size", engine.block_tokens.to_string());
+    option("--max-model-len", engine.max_model_len.to_string());
+    if let Some(blocks) = engine.device_blocks {
+        option("--num-gpu-blocks-override", blocks.to_string());
+    }
+    let events = bindings.port(&part.events_port())?;
+    option("--kv-events-config", kv_events(events).to_string());
+    if let Part::Core { .. } = part {
+        let transfer = kv_transfer(config, bindings, part)?;
+        option("--kv-transfer-config", transfer.to_string());
+    }
+    argv.push("--enable-prefix-caching".to_owned());
+    argv.push("--enforce-eager".to_owned());
+    argv.extend(engine.args.iter().cloned());
+    Ok(argv)
+}
+
+fn environment(
+    config: &Config,
+    part: Part,
+    system_port: u16,
+    mut env: BTreeMap<String, String>,
+) -> BTreeMap<String, String> {
+    let mut set = |name: &str, value: &str| env.insert(name.to_owned(), value.to_owned());
+    set("DYN_SYSTEM_PORT", &system_port.to_string());
+    set(
+        "DYN_NAMESPACE",
+        match part {
+            Part::Core { .. } => CORE_NAMESPACE,
+            Part::Reference => REFERENCE_NAMESPACE,
+        },
+    );
+    set("VLLM_NO_USAGE_STATS", "1");
+    if config.profile.engine.device == DeviceKind::Cpu {
+        // GiB of device cache where `device_blocks` does not say less.
+        set("VLLM_CPU_KVCACHE_SPACE", "1");
+        // Several engines share the cores, so none may claim its own.
+        set("VLLM_CPU_OMP_THREADS_BIND", "nobind");
+        set("OMP_NUM_THREADS", "1");
+    }
+    env.extend(config.profile.engine.env.clone());
+    env
+}
+
+fn kv_events(port: u16) -> Value {
+    json!({
+        "publisher": "zmq",
+        "topic": "kv-events",
+        // Dynamo derives where to connect from a wildcard only.
+        "endpoint": format!("tcp://*:{port}"),
+        "enable_kv_cache_events": true,
+    })
+}
+
+fn kv_transfer(config: &Config, bindings: &Bindings, part: Part) -> Result<Value, Failure> {
+    let (profile, kvcr) = (&config.profile, &config.profile.kvcr);
+    let tier = json!({
+        "type": "kvcr",
+        "router_capabilities": ["router_hint"],
+        "control_host": "127.0.0.1",
+        "control_ports": [bindings.port(&part.control_port())?],
+        "control_advertise_host": "127.0.0.1",
+        "secondary_g2_slots": kvcr.dram_slots,
+        "operation_timeout_ms": kvcr.operation_timeout_ms,
+        "abandon_timeout_ms": kvcr.abandon_timeout_ms,
+        "opportunistic_query": kvcr.opportunistic_query,
+        // Off by default; without it the series do not exist and nothing can be proven.
+        "enable_telemetry": true,
+    });
+    let spec = match profile.engine.device {
+        DeviceKind::Cpu => json!({
+            "spec_name": CPU_SPEC,
+            "spec_module_path": CPU_SPEC_MODULE,
+        }),
+        DeviceKind::Cuda => json!({ "spec_name": "TieringOffloadingSpec" }),
+    };
+    let mut extra = json!({
+        "cpu_bytes_to_use": kvcr.primary_bytes,
+        "enable_external_pinning": true,
+        "self_describing_kv_events": true,
+        "secondary_tiers": [tier],
+    });
+    if let (Value::Object(extra), Value::Object(spec)) = (&mut extra, spec) {
+        extra.extend(spec);
+    }
+    Ok(json!({
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        // Names the engine's file in /dev/shm, which a kill leaves behind.
+        "engine_id": format!("{}-{}", bindings.file_cookie(), part.name()),
+        "kv_connector_extra_config": extra,
+    }))
+}
+
+/// How the names of this stack's files in `/dev/shm` begin. The ring buffers' names are not ours
+/// to choose.
+pub fn shm_prefix(bindings: &Bindings) -> String {
+    format!("vllm_offload_{}-", bindings.file_cookie())
+}
+
+/// Bytes of `/dev/shm` that `part` takes. KVCR's own tier is anonymous memory.
+pub fn shm_bytes(config: &Config, part: Part) -> u64 {
+    let primary = config.profile.kvcr.primary_bytes;
+    match part {
+        // vLLM uses whole blocks only.
+        Part::Core { .. } => {
+            let block = geometry::block_bytes(&config.profile).filter(|&bytes| bytes > 0);
+            RING_BYTES + block.map_or(primary, |block| primary / block * block)
+        }
+        Part::Reference => RING_BYTES,
+    }
+}

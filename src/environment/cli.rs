@@ -1,0 +1,173 @@
+//! `kvcr-phase1 env …`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use comfy_table::{ContentArrangement, Table, presets};
+
+use crate::failure::Failure;
+
+use super::child::Search;
+use super::inventory::{self, Condition, Entry, Kind};
+use super::model::ModelRequest;
+use super::progress::{self, Reporter};
+use super::{Request, install, space};
+
+/// Environments: install, list, remove.
+#[derive(Clone, Debug, Subcommand)]
+pub enum EnvCommand {
+    /// Install a locked environment and its model; does nothing if both are there.
+    Install {
+        /// Which one.
+        #[arg(default_value = "cpu")]
+        name: String,
+        /// Interpreter to install with: CPython 3.12 or 3.11. Found where absent.
+        #[arg(long, value_name = "PATH")]
+        python: Option<PathBuf>,
+        /// Kind of tiny model to build.
+        #[arg(long, default_value = "dense")]
+        model: String,
+        /// Its number format.
+        #[arg(long, default_value = "float32")]
+        dtype: String,
+    },
+    /// List what is installed.
+    List {
+        /// Print JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Remove environments, models and tools.
+    Remove {
+        /// `all`, a name (`cpu`), a key or its beginning, or `name-key`.
+        what: String,
+    },
+}
+
+/// Carries a command out. Exit status: 0 done, 1 not (the reason is on standard error).
+pub fn cli(command: &EnvCommand, cache: &Path) -> ExitCode {
+    let mut reporter = progress::reporter();
+    match run(command, cache, reporter.as_mut()) {
+        Ok(code) => code,
+        Err(failure) => {
+            drop(reporter); // clears its line before another is printed
+            eprintln!("{failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(
+    command: &EnvCommand,
+    cache: &Path,
+    reporter: &mut dyn Reporter,
+) -> Result<ExitCode, Failure> {
+    match command {
+        EnvCommand::Install {
+            name,
+            python,
+            model,
+            dtype,
+        } => {
+            let request = Request {
+                name: name.clone(),
+                cache: cache.to_owned(),
+                python: python.clone(),
+                model: ModelRequest::Build {
+                    kind: model.clone(),
+                    dtype: dtype.clone(),
+                },
+                search: Search::default(),
+            };
+            let installed = install(&request, reporter)?;
+            reporter.done(&format!("The `{name}` environment is ready."));
+            println!("python  {}", installed.python.display());
+            println!("model   {}", installed.model.display());
+            if let Some(overlay) = &installed.overlay {
+                println!("overlay {}", overlay.display());
+            }
+            match &installed.etcd {
+                Some(etcd) => println!("etcd    {}", etcd.display()),
+                None => println!("etcd    none: discovery through files"),
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        EnvCommand::List { json } => {
+            let entries = inventory::list(cache);
+            match json {
+                true => println!("{}", json_list(&entries)),
+                false if entries.is_empty() => {
+                    println!("Nothing is installed in {}.", cache.display())
+                }
+                false => println!("{}", table(&entries)),
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        EnvCommand::Remove { what } => {
+            let removal = inventory::remove(cache, what)?;
+            for entry in &removal.removed {
+                println!(
+                    "removed {} ({})",
+                    entry.full_name(),
+                    space::bytes(entry.bytes)
+                );
+            }
+            for (entry, why) in &removal.kept {
+                eprintln!("kept {}: {why}", entry.full_name());
+            }
+            if removal.removed.is_empty() && removal.kept.is_empty() {
+                println!("Nothing is installed in {}.", cache.display());
+            }
+            Ok(match removal.kept.is_empty() {
+                true => ExitCode::SUCCESS,
+                false => ExitCode::FAILURE,
+            })
+        }
+    }
+}
+
+fn json_list(entries: &[Entry]) -> String {
+    let document = serde_json::json!({"schema": 1, "installed": entries});
+    format!("{document:#}")
+}
+
+fn table(entries: &[Entry]) -> Table {
+    let mut table = Table::new();
+    table
+        .load_style(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header(["KIND", "NAME", "KEY", "SIZE", "AGE", "STATE"]);
+    for entry in entries {
+        let kind = match entry.kind {
+            Kind::Environment => "environment",
+            Kind::Model => "model",
+            Kind::Tool => "tool",
+        };
+        let state = match entry.condition {
+            Condition::Complete if entry.in_use => "complete, in use",
+            Condition::Complete => "complete",
+            Condition::Interrupted => "interrupted",
+            Condition::Damaged => "damaged",
+            Condition::Installing => "being installed",
+        };
+        table.add_row([
+            kind,
+            &entry.name,
+            &entry.key,
+            &space::bytes(entry.bytes),
+            &age(entry.age.as_secs()),
+            state,
+        ]);
+    }
+    table
+}
+
+fn age(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min", seconds / 60),
+        3600..172_800 => format!("{} h", seconds / 3600),
+        _ => format!("{} d", seconds / 86_400),
+    }
+}

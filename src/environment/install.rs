@@ -1,0 +1,415 @@
+//! Installing a locked environment: once, whole, and the same everywhere.
+//!
+//! The place is named by what goes into it (see [`Recipe::key`]), built where it will stay
+//! (virtual environments do not move), and complete only when `manifest.json` is there. Whoever
+//! is killed on the way leaves a directory without one, which the next install wipes.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::FlockOperation;
+
+use crate::failure::Failure;
+
+use super::assets::{self, Recipe};
+use super::child::{self, Ending, Search};
+use super::etcd::{self, Choice};
+use super::interpreter::{self, Interpreter};
+use super::lock::{self, Lock};
+use super::manifest::{self, Manifest, Unreadable};
+use super::model::{self, Model, ModelRequest};
+use super::progress::Reporter;
+use super::uv::{self, Uv};
+use super::{Installed, log, packages, space};
+
+/// A cold install over a slow line, with room to spare.
+const INSTALL_LIMIT: Duration = Duration::from_secs(2 * 3600);
+const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+
+/// Which environment, and where it goes.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// Name of a locked environment: `cpu`.
+    pub name: String,
+    /// Root of everything that is installed.
+    pub cache: PathBuf,
+    /// The interpreter to use; a suitable one is found where absent.
+    pub python: Option<PathBuf>,
+    /// Which model.
+    pub model: ModelRequest,
+    /// Where programs are looked for.
+    pub search: Search,
+}
+
+/// What there is at the place of an environment.
+#[derive(Debug)]
+pub(crate) enum State {
+    /// Nothing.
+    Absent,
+    /// An install that never ended, or is still going on.
+    Interrupted,
+    /// An install that ended, but is no longer what it was.
+    Damaged(String),
+    /// A usable one.
+    Complete(Box<Manifest>),
+}
+
+/// Installs what is missing, and returns what there is then. Cheap when nothing is missing.
+pub fn install(request: &Request, reporter: &mut dyn Reporter) -> Result<Installed, Failure> {
+    let recipe = Recipe::embedded(&request.name)?;
+    Installer::new(request, recipe)?.install(reporter)
+}
+
+/// Returns what is installed, and changes nothing.
+pub fn locate(request: &Request) -> Result<Installed, Failure> {
+    let recipe = Recipe::embedded(&request.name)?;
+    Installer::new(request, recipe)?.locate()
+}
+
+/// One request, with everything that follows from it before anything is written.
+pub(crate) struct Installer<'a> {
+    request: &'a Request,
+    recipe: Recipe,
+    base: Interpreter,
+    key: String,
+    directory: PathBuf,
+}
+
+impl<'a> Installer<'a> {
+    pub(crate) fn new(request: &'a Request, recipe: Recipe) -> Result<Self, Failure> {
+        let base = interpreter::find(request.python.as_deref(), &request.search)?;
+        let key = recipe.key(base.minor());
+        let directory = request
+            .cache
+            .join("env")
+            .join(format!("{}-{}", recipe.name, &key[..12]));
+        Ok(Self {
+            request,
+            recipe,
+            base,
+            key,
+            directory,
+        })
+    }
+
+    pub(crate) fn locate(&self) -> Result<Installed, Failure> {
+        let install = format!("`kvcr-phase1 env install {}`", self.recipe.name);
+        let absent = |what: &str, found: String| {
+            Failure::environment(format!("the `{}` environment is {what}", self.recipe.name))
+                .expected(self.directory.display())
+                .found(found)
+                .hint(&install)
+        };
+        match self.state() {
+            State::Complete(manifest) => {
+                let model = model::locate(&self.request.model, &self.recipe, &self.request.cache)?;
+                Ok(self.installed(*manifest, model))
+            }
+            State::Absent => Err(absent("not installed", "nothing".to_owned())),
+            State::Interrupted => Err(absent("not installed", "an unfinished install".to_owned())),
+            State::Damaged(why) => Err(absent("damaged", why)),
+        }
+    }
+
+    pub(crate) fn install(&self, reporter: &mut dyn Reporter) -> Result<Installed, Failure> {
+        // Without a lock, so that a complete install in a read-only cache can be used.
+        if let State::Complete(manifest) = self.state() {
+            return self.with_model(*manifest, reporter);
+        }
+        log::create_dir(&self.request.cache.join("env"))?;
+        let held = lock::wait_to_install(&self.directory, INSTALL_LIMIT, reporter)?;
+        let manifest = match self.state() {
+            State::Complete(manifest) => *manifest,
+            state => {
+                let _unused = self.wipe(&state, reporter)?;
+                match self.build(&held, reporter) {
+                    Ok(manifest) => manifest,
+                    Err(failure) => {
+                        self.tidy();
+                        return Err(failure);
+                    }
+                }
+            }
+        };
+        drop(held);
+        self.with_model(manifest, reporter)
+    }
+
+    /// Looks at what is there, cheaply enough for every start.
+    pub(crate) fn state(&self) -> State {
+        let directory = &self.directory;
+        if !directory.exists() {
+            return State::Absent;
+        }
+        let manifest = match Manifest::read(directory) {
+            Ok(manifest) => manifest,
+            Err(Unreadable::Absent) => return State::Interrupted,
+            Err(Unreadable::Damaged(why)) => return State::Damaged(why),
+        };
+        match self.damage(&manifest) {
+            Some(why) => State::Damaged(why),
+            None => State::Complete(Box::new(manifest)),
+        }
+    }
+
+    fn damage(&self, manifest: &Manifest) -> Option<String> {
+        if manifest.key != self.key {
+            return Some(format!("it is another install: key {}", manifest.key));
+        }
+        let python = python(&self.directory);
+        match interpreter::ask(&python) {
+            Ok(found) if found.minor() != self.base.minor() => {
+                return Some(format!("{} is {found} now", python.display()));
+            }
+            Ok(_) => {}
+            Err(why) => return Some(format!("{}: {why}", python.display())),
+        }
+        if let Some(path) = self.recipe.damaged_overlay(&self.directory) {
+            return Some(format!("{} is not as installed", path.display()));
+        }
+        if packages::stamp(&manifest.site) != manifest.stamp {
+            let now = packages::scan(&manifest.site);
+            let changed: Vec<&str> = manifest
+                .packages
+                .iter()
+                .filter(|(name, package)| now.get(*name) != Some(package))
+                .map(|(name, _)| name.as_str())
+                .chain(
+                    now.keys()
+                        .map(String::as_str)
+                        .filter(|name| !manifest.packages.contains_key(*name)),
+                )
+                .take(5)
+                .collect();
+            let what = match changed.is_empty() {
+                true => "some".to_owned(),
+                false => changed.join(", "),
+            };
+            return Some(format!(
+                "its packages were changed after the install: {what}"
+            ));
+        }
+        None
+    }
+
+    /// Removes what is in the way, unless somebody runs from it. The returned lock keeps others
+    /// from starting to.
+    fn wipe(&self, state: &State, reporter: &mut dyn Reporter) -> Result<Lock, Failure> {
+        let at = self.directory.display();
+        let path = lock::use_path(&self.directory);
+        let unused = lock::attempt_for_a_second(&path, FlockOperation::NonBlockingLockExclusive)
+            .map_err(|error| lock::unusable(&path, &error.to_string()))?
+            .ok_or_else(|| {
+                let found = match state {
+                    State::Damaged(why) => format!("{why}, and a stack still runs from it"),
+                    _ => "a stack still runs from it".to_owned(),
+                };
+                Failure::environment(format!("cannot install at {at}"))
+                    .expected("nothing that uses it")
+                    .found(found)
+                    .hint("`kvcr-phase1 down`, then run this again")
+            })?;
+        match state {
+            State::Absent | State::Complete(_) => return Ok(unused),
+            State::Interrupted => reporter.note(&format!("Unfinished, done again: {at}")),
+            State::Damaged(why) => reporter.note(&format!("Damaged, done again: {at} ({why})")),
+        }
+        reporter.step("Removing what an earlier install left");
+        // The marker first: whatever happens next, this is no longer a complete install.
+        let _ = std::fs::remove_file(self.directory.join(manifest::FILE));
+        let removed = match self.directory.is_dir() {
+            true => std::fs::remove_dir_all(&self.directory),
+            false => std::fs::remove_file(&self.directory),
+        };
+        match removed {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(log::io(
+                "cannot remove an unfinished install",
+                &self.directory,
+                &error,
+            )),
+            _ => Ok(unused),
+        }
+    }
+
+    fn build(&self, held: &Lock, reporter: &mut dyn Reporter) -> Result<Manifest, Failure> {
+        let what = format!("the `{}` environment", self.recipe.name);
+        let need = self.recipe.disk();
+        space::require(&what, &self.directory, need.environment)?;
+        let uv = uv::find_or_bring(
+            &self.recipe.pins.uv,
+            &self.request.cache,
+            &self.base,
+            &self.request.search,
+            reporter,
+        )?;
+        if let Some(uv_cache) = uv_cache(&uv)
+            && !space::together(&uv_cache, &self.directory)
+        {
+            space::require("uv's own cache", &uv_cache, need.uv_cache)?;
+        }
+        log::create_dir(&self.directory)?;
+        let write = |error: std::io::Error| log::io("cannot install", &self.directory, &error);
+        let log_path = self.directory.join("install.log");
+
+        reporter.step(&format!("Making a virtual environment ({})", self.base));
+        let mut command = child::command(&uv.program);
+        command
+            .args(["venv", "--no-project", "--python"])
+            .arg(&self.base.executable)
+            .arg(self.directory.join("venv"));
+        self.run(
+            command,
+            "uv could not make a virtual environment",
+            &log_path,
+            held,
+        )?;
+
+        let lock_path = self.directory.join(assets::LOCK);
+        std::fs::write(
+            &lock_path,
+            self.recipe.file(assets::LOCK).unwrap_or_default(),
+        )
+        .map_err(write)?;
+        reporter.step(&format!(
+            "Installing packages with uv {} (up to {}; log: {})",
+            uv.version,
+            space::bytes(need.environment),
+            log_path.display()
+        ));
+        let mut command = child::command(&uv.program);
+        command
+            .args(["pip", "install", "--python"])
+            .arg(python(&self.directory))
+            .args(["--no-deps", "--require-hashes", "--no-build", "--strict"])
+            // Shares the bytes with uv's cache; uv copies by itself where it cannot link.
+            .args(["--link-mode", "hardlink"])
+            // Paid for once here instead of at the first start of every engine.
+            .arg("--compile-bytecode")
+            .arg("-r")
+            .arg(&lock_path);
+        self.run(
+            command,
+            "uv could not install the packages",
+            &log_path,
+            held,
+        )?;
+
+        self.recipe.write_overlay(&self.directory).map_err(write)?;
+        reporter.step("Looking for etcd");
+        let etcd = etcd::find_or_bring(&self.directory, &self.request.search, &log_path, held);
+        reporter.note(&etcd.reason);
+
+        let installed = interpreter::ask(&python(&self.directory)).map_err(|why| {
+            Failure::environment("the new environment's interpreter does not run")
+                .found(why)
+                .hint("look at the log and run this again")
+        })?;
+        let site: Vec<PathBuf> = installed
+            .site
+            .into_iter()
+            .filter(|path| path.starts_with(&self.directory))
+            .collect();
+        let manifest = Manifest {
+            schema: manifest::SCHEMA,
+            name: self.recipe.name.clone(),
+            key: self.key.clone(),
+            created: jiff::Timestamp::now(),
+            installed_by: env!("CARGO_PKG_VERSION").to_owned(),
+            interpreter: self.base.to_string(),
+            base: self.base.executable.clone(),
+            uv: uv.version,
+            etcd: etcd.program,
+            etcd_reason: etcd.reason,
+            stamp: packages::stamp(&site),
+            packages: packages::scan(&site),
+            site,
+        };
+        manifest.write(&self.directory).map_err(write)?;
+        Ok(manifest)
+    }
+
+    fn run(
+        &self,
+        mut command: std::process::Command,
+        what: &str,
+        log_path: &Path,
+        held: &Lock,
+    ) -> Result<(), Failure> {
+        // Not the caller's directory: uv reads configuration from it and its parents.
+        command.current_dir(&self.directory);
+        match child::work(command, INSTALL_LIMIT, log_path, held.file()) {
+            Ending::Exit(0) => Ok(()),
+            ending => Err(log::explain(what, &ending, log_path)),
+        }
+    }
+
+    /// After a failure: gives the space back, and keeps the log.
+    fn tidy(&self) {
+        for entry in self.directory.read_dir().into_iter().flatten().flatten() {
+            if entry.file_name() != "install.log" {
+                let path = entry.path();
+                let _ = std::fs::remove_dir_all(&path).or_else(|_| std::fs::remove_file(&path));
+            }
+        }
+    }
+
+    fn with_model(
+        &self,
+        manifest: Manifest,
+        reporter: &mut dyn Reporter,
+    ) -> Result<Installed, Failure> {
+        let model = model::install(
+            &self.request.model,
+            &self.recipe,
+            &self.request.cache,
+            &python(&self.directory),
+            reporter,
+        )?;
+        Ok(self.installed(manifest, model))
+    }
+
+    fn installed(&self, manifest: Manifest, model: Model) -> Installed {
+        Installed {
+            key: self.key.clone(),
+            python: python(&self.directory),
+            overlay: self
+                .recipe
+                .has_overlay()
+                .then(|| self.directory.join(assets::OVERLAY)),
+            model: model.directory,
+            model_digest: model.digest,
+            etcd: self.etcd(&manifest).program,
+            packages: manifest.packages,
+        }
+    }
+
+    /// The etcd of the install, or another one if that has gone since.
+    fn etcd(&self, manifest: &Manifest) -> Choice {
+        if let Some(program) = manifest.etcd.as_ref().filter(|program| program.exists()) {
+            return Choice {
+                program: Some(program.clone()),
+                reason: manifest.etcd_reason.clone(),
+            };
+        }
+        etcd::find(Some(&self.directory), &self.request.search).unwrap_or_else(|| Choice {
+            program: None,
+            reason: manifest.etcd_reason.clone(),
+        })
+    }
+}
+
+/// The interpreter of the environment in `directory`.
+pub(crate) fn python(directory: &Path) -> PathBuf {
+    directory.join("venv/bin/python")
+}
+
+fn uv_cache(uv: &Uv) -> Option<PathBuf> {
+    let mut command = child::command(&uv.program);
+    command.args(["cache", "dir"]);
+    let answer = child::ask(command, ANSWER_LIMIT);
+    let path = PathBuf::from(answer.stdout.trim());
+    (answer.ok() && path.is_absolute()).then_some(path)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,206 @@
+//! Finding a CPython that the lock was made for.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+use super::child::{self, Search};
+
+/// The versions that `requirements.lock` resolves for, the preferred one first.
+pub(crate) const SUPPORTED: [(u32, u32); 2] = [(3, 12), (3, 11)];
+
+/// An interpreter answers this in well under a second, on a starved machine in a few.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// What an interpreter says of itself, one JSON line. `_base_executable` leads out of a virtual
+/// environment that happens to be active: ours must not depend on it.
+const QUESTION: &str = "\
+import json, os, platform, sys
+print(json.dumps({
+    'implementation': platform.python_implementation(),
+    'version': list(sys.version_info[:3]),
+    'executable': getattr(sys, '_base_executable', None) or sys.executable,
+    'site': [p for p in sys.path if os.path.isdir(p)],
+}))";
+
+/// An interpreter that answered.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(crate) struct Interpreter {
+    /// `CPython`, `PyPy`, …
+    pub(crate) implementation: String,
+    /// Major, minor, patch.
+    pub(crate) version: (u32, u32, u32),
+    /// The real program, behind shims and virtual environments.
+    pub(crate) executable: PathBuf,
+    /// Where it looks for packages, in its order.
+    pub(crate) site: Vec<PathBuf>,
+}
+
+impl Interpreter {
+    pub(crate) fn minor(&self) -> (u32, u32) {
+        (self.version.0, self.version.1)
+    }
+
+    fn supported(&self) -> bool {
+        self.implementation == "CPython" && SUPPORTED.contains(&self.minor())
+    }
+}
+
+impl std::fmt::Display for Interpreter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (major, minor, patch) = self.version;
+        write!(f, "{} {major}.{minor}.{patch}", self.implementation)
+    }
+}
+
+/// Asks a program what it is; the error says why it is no interpreter.
+pub(crate) fn ask(program: &Path) -> Result<Interpreter, String> {
+    let mut command = child::command(program);
+    // Not `-I`: the engines see the user's site-packages too, so they count.
+    command.args(["-c", QUESTION]).current_dir("/");
+    let answer = child::ask(command, LIMIT);
+    if !answer.ok() {
+        return Err(answer.complaint());
+    }
+    let line = answer.stdout.lines().last().unwrap_or_default();
+    serde_json::from_str(line).map_err(|_| format!("did not answer as Python does: {line:?}"))
+}
+
+/// The interpreter to install with: `named` and no other if there is one, else the first
+/// suitable one of what is on `PATH` and in the usual places beside it.
+pub(crate) fn find(named: Option<&Path>, search: &Search) -> Result<Interpreter, Failure> {
+    let candidates = match named {
+        Some(path) => vec![path.to_owned()],
+        None => candidates(search),
+    };
+    let mut found = Vec::new();
+    for program in candidates {
+        match ask(&program) {
+            Ok(interpreter) if interpreter.supported() => return Ok(interpreter),
+            Ok(interpreter) => {
+                let text = format!("{interpreter} ({})", interpreter.executable.display());
+                if !found.contains(&text) {
+                    found.push(text);
+                }
+            }
+            // Shims of versions that are not selected are ordinary; a named program that does
+            // not answer is not.
+            Err(why) if named.is_some() => found.push(format!("{}: {why}", program.display())),
+            Err(_) => {}
+        }
+    }
+    let (what, hint) = match named {
+        Some(path) => (
+            format!("{} cannot run this environment", path.display()),
+            "name another interpreter, or none to have one found",
+        ),
+        None => (
+            "no suitable Python interpreter".to_owned(),
+            "`apt-get install python3.12` (Debian 12: `apt-get install python3`, which is 3.11), or name one: --python PATH",
+        ),
+    };
+    Err(Failure::environment(what)
+        .expected("CPython 3.12 or 3.11")
+        .found(match found.is_empty() {
+            true => "none".to_owned(),
+            false => found.join(", "),
+        })
+        .hint(hint))
+}
+
+fn candidates(search: &Search) -> Vec<PathBuf> {
+    let mut programs = Vec::new();
+    for name in ["python3.12", "python3.11", "python3"] {
+        programs.extend(search.all(name));
+    }
+    if let Some(home) = search.home() {
+        for (major, minor) in SUPPORTED {
+            let prefix = format!("{major}.{minor}.");
+            programs.extend(below(&home.join(".pyenv/versions"), &prefix));
+            let prefix = format!("cpython-{prefix}");
+            programs.extend(below(&home.join(".local/share/uv/python"), &prefix));
+        }
+    }
+    programs
+}
+
+/// `bin/python3` of every directory whose name starts with `prefix`.
+fn below(place: &Path, prefix: &str) -> Vec<PathBuf> {
+    let Ok(entries) = place.read_dir() else {
+        return Vec::new();
+    };
+    let mut programs: Vec<PathBuf> = entries
+        .flatten()
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
+        .map(|entry| entry.path().join("bin/python3"))
+        .filter(|program| program.exists())
+        .collect();
+    programs.sort();
+    programs.reverse();
+    programs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::environment::fakes;
+
+    #[test]
+    fn takes_the_first_that_fits_past_dead_shims_and_wrong_versions() {
+        let place = tempfile::tempdir().unwrap();
+        let bin = place.path().join("bin");
+        fakes::script(&bin.join("python3.12"), "echo not selected >&2; exit 127");
+        fakes::python(&bin.join("python3.11"), "CPython", (3, 11, 2));
+        fakes::python(&bin.join("python3"), "CPython", (3, 13, 0));
+        let search = fakes::search(&bin, place.path());
+        let interpreter = find(None, &search).unwrap();
+        assert_eq!(interpreter.version, (3, 11, 2));
+    }
+
+    #[test]
+    fn looks_where_version_managers_put_them() {
+        let place = tempfile::tempdir().unwrap();
+        let at = place.path().join(".pyenv/versions/3.12.1/bin/python3");
+        fakes::python(&at, "CPython", (3, 12, 1));
+        let search = fakes::search(&place.path().join("bin"), place.path());
+        assert_eq!(find(None, &search).unwrap().minor(), (3, 12));
+    }
+
+    #[test]
+    fn says_what_it_found_and_what_to_do() {
+        let place = tempfile::tempdir().unwrap();
+        let bin = place.path().join("bin");
+        fakes::python(&bin.join("python3"), "CPython", (3, 13, 0));
+        fakes::python(&bin.join("python3.12"), "PyPy", (3, 12, 0));
+        let text = find(None, &fakes::search(&bin, place.path()))
+            .unwrap_err()
+            .to_string();
+        assert!(text.starts_with("Environment: no suitable Python interpreter; expected CPython 3.12 or 3.11; found PyPy 3.12.0"), "{text}");
+        assert!(text.contains("CPython 3.13.0"), "{text}");
+        assert!(text.contains("apt-get install python3.12"), "{text}");
+    }
+
+    #[test]
+    fn a_named_interpreter_is_the_only_candidate() {
+        let place = tempfile::tempdir().unwrap();
+        let bin = place.path().join("bin");
+        fakes::python(&bin.join("python3.12"), "CPython", (3, 12, 1));
+        let named = place.path().join("nothing");
+        let text = find(Some(&named), &fakes::search(&bin, place.path()))
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains("nothing: could not be started"), "{text}");
+
+        fakes::script(&named, "echo hello");
+        let text = find(Some(&named), &fakes::search(&bin, place.path()))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.contains("did not answer as Python does: \"hello\""),
+            "{text}"
+        );
+    }
+}

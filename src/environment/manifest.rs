@@ -1,0 +1,89 @@
+//! The marker of a complete install: `manifest.json`, written last.
+//!
+//! A directory without one was interrupted, whatever it looks like.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::Package;
+
+/// Its name.
+pub(crate) const FILE: &str = "manifest.json";
+
+/// Raised when an old reader would misread a new manifest; the install is then redone.
+pub(crate) const SCHEMA: u32 = 1;
+
+/// What was installed, with what, and how to tell that it still is.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub(crate) struct Manifest {
+    pub(crate) schema: u32,
+    pub(crate) name: String,
+    pub(crate) key: String,
+    pub(crate) created: jiff::Timestamp,
+    /// Version of this program that installed it.
+    pub(crate) installed_by: String,
+    /// `CPython 3.12.1`.
+    pub(crate) interpreter: String,
+    /// Its program, which the virtual environment links to.
+    pub(crate) base: PathBuf,
+    pub(crate) uv: String,
+    /// Where etcd is, if it was brought along or found.
+    pub(crate) etcd: Option<PathBuf>,
+    /// Why it is that one, or none.
+    pub(crate) etcd_reason: String,
+    pub(crate) site: Vec<PathBuf>,
+    /// [`super::packages::stamp`] right after the install.
+    pub(crate) stamp: String,
+    pub(crate) packages: BTreeMap<String, Package>,
+}
+
+impl Manifest {
+    /// The manifest in `directory`; the error says why there is none that can be used.
+    pub(crate) fn read(directory: &Path) -> Result<Self, Unreadable> {
+        let path = directory.join(FILE);
+        let text = match std::fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Err(Unreadable::Absent);
+            }
+            Err(error) => return Err(Unreadable::Damaged(error.to_string())),
+        };
+        let manifest: Self = serde_json::from_slice(&text)
+            .map_err(|error| Unreadable::Damaged(format!("{FILE} is damaged: {error}")))?;
+        if manifest.schema != SCHEMA {
+            let found = manifest.schema;
+            let why = format!("{FILE} has schema {found}, this program reads {SCHEMA}");
+            return Err(Unreadable::Damaged(why));
+        }
+        Ok(manifest)
+    }
+
+    /// Writes it so that it is whole or absent, even if the machine loses power.
+    pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
+        write_json(&directory.join(FILE), self)
+    }
+}
+
+/// Why a manifest cannot be used.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Unreadable {
+    /// There is none: never finished.
+    Absent,
+    /// There is one, but it cannot be trusted.
+    Damaged(String),
+}
+
+/// Writes JSON beside `path`, syncs it and renames it there.
+pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
+    let directory = path.parent().unwrap_or(Path::new("."));
+    let mut file = tempfile::NamedTempFile::new_in(directory)?;
+    serde_json::to_writer_pretty(&mut file, value)?;
+    file.write_all(b"\n")?;
+    file.as_file().sync_all()?;
+    file.persist(path)?;
+    File::open(directory)?.sync_all()
+}

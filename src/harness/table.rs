@@ -1,0 +1,36 @@
+//! The verdict table for people. Says nothing that `result.json` does not.
+
+use comfy_table::{ContentArrangement, Table, presets};
+
+use crate::evidence::result::ArmResult;
+
+/// One row an arm: name, verdict, what did not hold, seconds.
+#[must_use]
+pub fn verdicts(results: &[ArmResult], columns: Option<u16>) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_width(columns.unwrap_or(100));
+    table.set_header(["arm", "verdict", "checks", "first that did not hold", "seconds"]);
+    for result in results {
+        let held = result.verdict.checks.iter().filter(|check| check.held).count();
+        table.add_row([
+            result.name.clone(),
+            result.verdict.outcome.to_string(),
+            format!("{held}/{}", result.verdict.checks.len()),
+            reason(result).unwrap_or_default(),
+            format!("{:.1}", result.timings.wall / 1000.0),
+        ]);
+    }
+    table.to_string()
+}
+
+/// Why an arm did not pass, in one line.
+#[must_use]
+pub fn reason(result: &ArmResult) -> Option<String> {
+    if let Some(failure) = &result.failure {
+        return Some(failure.to_string());
+    }
+    let check = result.verdict.checks.iter().find(|check| !check.held)?;
+    Some(format!("{}: expected {}, found {}", check.name, check.expected, check.found))
+}

@@ -1,0 +1,185 @@
+//! Equal workers that prefill and decode, and a reference engine beside them.
+
+use super::dynamo::{self, Discovery};
+use super::{Bindings, Plan};
+use crate::config::Config;
+use crate::engine::vllm::worker::{self, Part};
+use crate::environment::Installed;
+use crate::failure::Failure;
+
+/// Names of the ports of [`aggregated`].
+pub(super) fn ports(config: &Config) -> Vec<String> {
+    let mut names = dynamo::ports(config);
+    for part in parts(config) {
+        names.extend(worker::ports(part));
+    }
+    names
+}
+
+fn parts(config: &Config) -> impl Iterator<Item = Part> {
+    let core = (0..config.profile.topology.workers).map(|index| Part::Core { index });
+    core.chain([Part::Reference])
+}
+
+/// The plan of [`crate::config::profile::TopologyKind::Aggregated`].
+pub fn aggregated(
+    config: &Config,
+    installed: &Installed,
+    bindings: &Bindings,
+) -> Result<Plan, Failure> {
+    let discovery = Discovery::choose(config, installed, bindings)?;
+    let frontend = dynamo::frontend(config, installed, bindings, &discovery)?;
+    let env = dynamo::environment(installed, bindings, &discovery)?;
+
+    let mut processes: Vec<_> = discovery.process(bindings).into_iter().collect();
+    processes.push(frontend);
+    let mut workers = Vec::new();
+    let mut reference = None;
+    for part in parts(config) {
+        let engine = worker::plan(config, installed, bindings, part, env.clone())?;
+        processes.push(super::Process {
+            after: discovery.after(),
+            ..engine.process
+        });
+        match part {
+            Part::Core { .. } => workers.push(engine.seen),
+            Part::Reference => reference = Some(engine.seen),
+        }
+    }
+
+    let port = bindings.port(dynamo::FRONTEND_PORT)?;
+    Ok(Plan {
+        topology: "aggregated".to_owned(),
+        discovery: discovery.chosen(),
+        processes,
+        frontend_url: format!("http://127.0.0.1:{port}"),
+        workers,
+        reference,
+        directories: dynamo::directories(bindings),
+        shm_prefixes: vec![worker::shm_prefix(bindings)],
+        shm_bytes: parts(config)
+            .map(|part| worker::shm_bytes(config, part))
+            .sum(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::testing::{canonical, installed};
+    use super::super::{Group, Process, render};
+    use super::*;
+    use crate::config::testing::cpu;
+    use crate::failure::Class;
+
+    #[test]
+    fn the_cpu_profile_is_as_pinned() {
+        let plan = canonical(&cpu(&[]), &installed()).unwrap();
+        crate::snapshot::golden("plan/cpu", &render(&plan));
+    }
+
+    #[test]
+    fn names_ports_and_metrics_pages_are_unique() {
+        let config = cpu(&["--workers", "4"]);
+        let plan = canonical(&config, &installed()).unwrap();
+        let names: BTreeSet<_> = plan.processes.iter().map(|process| &process.name).collect();
+        assert_eq!(names.len(), plan.processes.len());
+        let ports: BTreeSet<_> = ports(&config).into_iter().collect();
+        assert_eq!(ports.len(), super::ports(&config).len());
+        let pages: BTreeSet<_> = plan
+            .workers
+            .iter()
+            .map(|worker| &worker.metrics_url)
+            .collect();
+        assert_eq!(pages.len(), 4);
+    }
+
+    #[test]
+    fn whoever_is_waited_for_exists_and_stands_earlier() {
+        let plan = canonical(&cpu(&[]), &installed()).unwrap();
+        for (at, process) in plan.processes.iter().enumerate() {
+            for name in &process.after {
+                assert!(plan.processes[..at].iter().any(|other| &other.name == name));
+            }
+        }
+    }
+
+    /// The reference answers for the engine, so it may differ from a worker in KVCR and names
+    /// only.
+    #[test]
+    fn the_reference_is_a_worker_without_kvcr() {
+        let plan = canonical(&cpu(&[]), &installed()).unwrap();
+        let find = |name: &str| plan.processes.iter().find(|process| process.name == name);
+        let (worker, reference) = (find("worker0").unwrap(), find("reference").unwrap());
+        assert_eq!(reference.group, Group::Reference);
+        let flags = |process: &Process| -> BTreeSet<String> {
+            let flags = process.argv.iter().filter(|arg| arg.starts_with("--"));
+            flags.cloned().collect()
+        };
+        let only_worker: Vec<_> = flags(worker)
+            .difference(&flags(reference))
+            .cloned()
+            .collect();
+        assert_eq!(only_worker, ["--kv-transfer-config"]);
+        assert!(flags(reference).is_subset(&flags(worker)));
+        let differing: Vec<_> = worker
+            .env
+            .iter()
+            .filter(|(name, value)| reference.env.get(*name) != Some(value))
+            .map(|(name, _)| name.as_str())
+            .collect();
+        assert_eq!(differing, ["DYN_NAMESPACE", "DYN_SYSTEM_PORT"]);
+        assert!(!plan.reference.unwrap().kvcr);
+    }
+
+    #[test]
+    fn without_etcd_files_are_used_and_the_plan_says_why() {
+        let mut bare = installed();
+        bare.etcd = None;
+        let plan = canonical(&cpu(&[]), &bare).unwrap();
+        assert_eq!(plan.discovery.backend, "file");
+        assert_eq!(plan.discovery.reason, "no etcd is installed");
+        assert!(
+            plan.processes
+                .iter()
+                .all(|process| process.after.is_empty())
+        );
+        let env = &plan.processes[0].env;
+        assert_eq!(env["DYN_FILE_KV"], "/scratch/discovery");
+        assert!(!env.contains_key("ETCD_ENDPOINTS"));
+    }
+
+    #[test]
+    fn etcd_that_is_asked_for_and_missing_is_an_environment_failure() {
+        let mut bare = installed();
+        bare.etcd = None;
+        let failure = canonical(&cpu(&["--discovery", "etcd"]), &bare).unwrap_err();
+        assert_eq!(failure.class, Class::Environment);
+    }
+
+    #[test]
+    fn a_deep_state_directory_is_refused_before_sockets_fail() {
+        let config = cpu(&[]);
+        let mut bindings = Bindings::canonical(&super::ports(&config), &[]);
+        bindings.scratch = format!("/{}", "x".repeat(80)).into();
+        let failure = aggregated(&config, &installed(), &bindings).unwrap_err();
+        assert_eq!(failure.class, Class::Environment);
+        assert!(failure.hint.unwrap().contains("--state-dir"));
+    }
+
+    #[test]
+    fn a_missing_port_is_said_by_name() {
+        let bindings = Bindings::canonical(&[], &[]);
+        let failure = aggregated(&cpu(&[]), &installed(), &bindings).unwrap_err();
+        assert!(failure.to_string().contains("etcd-client"), "{failure}");
+    }
+
+    #[test]
+    fn shared_memory_is_counted_as_the_engine_takes_it() {
+        let plan = canonical(&cpu(&[]), &installed()).unwrap();
+        let rings = 251_658_260 + 167_772_180;
+        assert_eq!(plan.shm_bytes, 2 * (33_554_432 + rings) + rings);
+        assert_eq!(plan.shm_prefixes, ["vllm_offload_0000000000000000-g0-"]);
+    }
+}
