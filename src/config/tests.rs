@@ -450,6 +450,16 @@ proptest! {
         let _ = with(&[(&field.variable(), &text)], &[]);
     }
 
+    /// Whatever configuration accepts can be planned.
+    #[test]
+    fn no_number_panics(at in 0..FIELDS.len(), number in any::<u64>(), bits in 0u32..64) {
+        let text = (number >> bits).to_string();
+        if let Ok(config) = with(&[(&FIELDS[at].variable(), &text)], &[]) {
+            let plan = crate::plan::testing::canonical(&config, &crate::plan::testing::installed());
+            prop_assert!(plan.is_ok());
+        }
+    }
+
     #[test]
     fn the_last_of_file_variable_and_flag_counts(
         variable in prop::option::of(64u32..1000),
