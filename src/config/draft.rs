@@ -30,7 +30,8 @@ pub(super) enum Origin {
 }
 
 impl Origin {
-    fn outranks(&self, other: &Self) -> bool {
+    /// Whether this one wins over `other`.
+    pub(super) fn outranks(&self, other: &Self) -> bool {
         let rank = |origin: &Self| match origin {
             Self::File { .. } => 0,
             Self::Variable(_) => 1,

@@ -185,6 +185,7 @@ fn a_replay_is_the_same_configuration() {
         ("PHASE1_KEEP", "1"),
         ("PHASE1_REQUIRE", "all"),
     ];
+    let vars = [vars.as_slice(), &[("PHASE1_LOCK", "cpu")]].concat();
     let config = with(&vars, &["--python", "bin/python"]).unwrap();
     let args = config.replay_args();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
