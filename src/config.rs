@@ -29,7 +29,7 @@ pub use fields::help_table;
 pub use profile::Profile;
 
 use draft::{Draft, Origin};
-use fields::{FIELDS, Field, INTERNAL_VARIABLES, PREFIX, Place};
+use fields::{FIELDS, Field, PREFIX, Place};
 use source::Source;
 
 /// The profile that is used when none is asked for.
@@ -209,7 +209,7 @@ impl Given {
         let mut found = Vec::new();
         for (name, value) in env.vars() {
             let name = name.to_string_lossy();
-            if !name.starts_with(PREFIX) || INTERNAL_VARIABLES.contains(&name.as_ref()) {
+            if !name.starts_with(PREFIX) {
                 continue;
             }
             let Some(field) = fields::by_variable(&name) else {

@@ -9,9 +9,6 @@ use super::kind::Kind;
 /// Prefix of every variable of ours.
 pub(super) const PREFIX: &str = "PHASE1_";
 
-/// `PHASE1_*` variables that the harness sets for its own children; users do not set them.
-pub(super) const INTERNAL_VARIABLES: &[&str] = &["PHASE1_COOKIE"];
-
 /// Where a value goes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Place {

@@ -248,7 +248,6 @@ fn settings_and_surroundings() {
         ("INSTA_UPDATE", "always"),
         ("PHASE1_STRICT_PINS", "1"),
         ("PHASE1_RUNS_DIR", "runs"),
-        ("PHASE1_COOKIE", "ours"),
         ("PHASE1_DEVICE_BLOCKS", ""),
     ];
     let config = with(&vars, &["--require", "tc01, tc02::cold", "--state-dir=/s"]).unwrap();
