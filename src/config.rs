@@ -29,7 +29,8 @@ pub use fields::help_table;
 pub use profile::Profile;
 
 use draft::{Draft, Origin};
-use fields::{FIELDS, Field, INTERNAL_VARIABLES, PREFIX, Place};
+use fields::{FIELDS, Field, PREFIX, Place};
+use source::Source;
 
 /// The profile that is used when none is asked for.
 const DEFAULT_PROFILE: &str = "cpu";
@@ -100,7 +101,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Flags that lead to this configuration again, whatever the variables then are.
+    /// Arguments that lead to this configuration again without any variable; not quoted yet.
     pub fn replay_args(&self) -> Vec<String> {
         let overrides = self.overrides.iter().filter_map(|(name, text)| {
             let field = FIELDS.iter().find(|field| field.name() == name)?;
@@ -128,28 +129,8 @@ pub fn load(own: OwnArgs, env: &dyn EnvSource) -> Result<Config, UsageError> {
         UsageError::join(&problems)
     })?;
 
-    let mut draft = Draft::read(&source.file, &source.base, &source.text);
-    for over in &given.0 {
-        if let Place::Profile(_) = over.field.place {
-            draft.override_with(over.field, &over.text, &here, over.origin.clone());
-        }
-    }
-    draft.require_all();
     let settings = Settings::read(&given, &here, &mut problems);
-    problems.append(&mut draft.problems);
-    let profile = match draft.document().try_into::<Profile>() {
-        Ok(profile) => {
-            problems.extend(check::check(&profile, &draft));
-            Some(profile)
-        }
-        // The table and the struct agree (a test says so), so something was said already.
-        Err(error) => {
-            if problems.is_empty() {
-                problems.push(format!("{}: {}", source.file, error.message()));
-            }
-            None
-        }
-    };
+    let profile = put_together(&given, &source, &here, &mut problems);
     let (Some(profile), true) = (profile, problems.is_empty()) else {
         return Err(UsageError::join(&problems));
     };
@@ -183,6 +164,36 @@ pub fn load(own: OwnArgs, env: &dyn EnvSource) -> Result<Config, UsageError> {
     })
 }
 
+/// The profile with every override applied and checked; `None` if it has no shape at all.
+fn put_together(
+    given: &Given,
+    source: &Source,
+    here: &Path,
+    problems: &mut Vec<String>,
+) -> Option<Profile> {
+    let mut draft = Draft::read(&source.file, &source.base, &source.text);
+    for over in &given.0 {
+        if let Place::Profile(_) = over.field.place {
+            draft.override_with(over.field, &over.text, here, over.origin.clone());
+        }
+    }
+    draft.require_all();
+    problems.append(&mut draft.problems);
+    match draft.document().try_into::<Profile>() {
+        Ok(profile) => {
+            problems.extend(check::check(&profile, &draft));
+            Some(profile)
+        }
+        // The table and the struct agree (a test says so), so something was said already.
+        Err(error) => {
+            if problems.is_empty() {
+                problems.push(format!("{}: {}", source.file, error.message()));
+            }
+            None
+        }
+    }
+}
+
 /// One override, as it was given.
 struct Override {
     field: &'static Field,
@@ -198,7 +209,7 @@ impl Given {
         let mut found = Vec::new();
         for (name, value) in env.vars() {
             let name = name.to_string_lossy();
-            if !name.starts_with(PREFIX) || INTERNAL_VARIABLES.contains(&name.as_ref()) {
+            if !name.starts_with(PREFIX) {
                 continue;
             }
             let Some(field) = fields::by_variable(&name) else {
@@ -241,13 +252,17 @@ impl Given {
         self.last(flag).map(|over| over.text.as_str())
     }
 
-    /// What a later override did not replace; the profile has its own place.
+    /// What a stronger override did not replace; the profile has its own place.
     fn effective(&self) -> Vec<(String, String)> {
+        let outranked = |over: &Override, field: &Field| {
+            self.last(field.flag)
+                .is_some_and(|last| last.origin.outranks(&over.origin))
+        };
         let counts = |over: &&Override| {
+            let other = over.field.instead_of.and_then(fields::by_path);
             over.field.flag != "profile"
-                && self
-                    .last(over.field.flag)
-                    .is_some_and(|last| last.origin == over.origin)
+                && !outranked(over, over.field)
+                && !other.is_some_and(|other| outranked(over, other))
         };
         self.0
             .iter()

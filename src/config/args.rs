@@ -171,7 +171,9 @@ mod tests {
 
     use super::*;
 
-    fn split(args: &[&str]) -> Result<(Vec<(&'static str, String)>, Vec<String>), String> {
+    type Split = (Vec<(&'static str, String)>, Vec<String>);
+
+    fn split(args: &[&str]) -> Result<Split, String> {
         match split_args(args.iter().map(OsString::from)) {
             Ok((own, rest)) => Ok((
                 own.given

@@ -3,7 +3,7 @@
 //! The file comes first, then variables, then flags. What is wrong is collected, not thrown, so
 //! that a user sees every mistake at once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 
@@ -13,8 +13,8 @@ use toml::de::{DeTable, DeValue};
 use super::fields::{self, FIELDS, Field, Place, Presence};
 use super::kind::Kind;
 
-/// Where a value came from. The order is the precedence.
-#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+/// Where a value came from, from the weakest to the strongest.
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Origin {
     /// A line of the profile.
     File {
@@ -30,7 +30,8 @@ pub(super) enum Origin {
 }
 
 impl Origin {
-    fn outranks(&self, other: &Self) -> bool {
+    /// Whether this one wins over `other`.
+    pub(super) fn outranks(&self, other: &Self) -> bool {
         let rank = |origin: &Self| match origin {
             Self::File { .. } => 0,
             Self::Variable(_) => 1,
@@ -55,6 +56,8 @@ impl fmt::Display for Origin {
 pub(super) struct Draft {
     file: String,
     values: BTreeMap<&'static str, (Value, Origin)>,
+    /// Fields whose value was of the wrong kind: complained about, so not missing too.
+    refused: BTreeSet<&'static str>,
     /// What is wrong so far.
     pub(super) problems: Vec<String>,
 }
@@ -98,7 +101,7 @@ impl Draft {
                         let value = absolute(field, value, base);
                         self.values.insert(field.name(), (value, origin));
                     }
-                    Err(why) => self.problems.push(format!("{origin}: {path}: {why}")),
+                    Err(why) => self.refuse(field, &origin, &why),
                 }
             } else if paths().any(|known| known.starts_with(&section)) {
                 match value.get_ref() {
@@ -141,10 +144,14 @@ impl Draft {
                 let value = absolute(field, value, here);
                 self.values.insert(field.name(), (value, origin));
             }
-            Err(why) => self
-                .problems
-                .push(format!("{origin}: {}: {why}", field.name())),
+            Err(why) => self.refuse(field, &origin, &why),
         }
+    }
+
+    fn refuse(&mut self, field: &Field, origin: &Origin, why: &str) {
+        self.refused.insert(field.name());
+        self.problems
+            .push(format!("{origin}: {}: {why}", field.name()));
     }
 
     /// Notes every required field that nothing has set.
@@ -152,12 +159,7 @@ impl Draft {
         for field in FIELDS {
             let missing = field.presence == Presence::Required
                 && matches!(field.place, Place::Profile(path) if !self.values.contains_key(path));
-            // A wrong value was complained about already.
-            let said = self
-                .problems
-                .iter()
-                .any(|problem| problem.contains(&format!(": {}: ", field.name())));
-            if missing && !said {
+            if missing && !self.refused.contains(field.name()) {
                 self.problems.push(format!(
                     "{}: {}: missing ({}); say it here, with --{} or with {}",
                     self.file,

@@ -9,9 +9,6 @@ use super::kind::Kind;
 /// Prefix of every variable of ours.
 pub(super) const PREFIX: &str = "PHASE1_";
 
-/// `PHASE1_*` variables that the harness sets for its own children; users do not set them.
-pub(super) const INTERNAL_VARIABLES: &[&str] = &["PHASE1_COOKIE"];
-
 /// Where a value goes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Place {
@@ -117,6 +114,9 @@ const U64: Kind = Kind::Integer {
 
 use Presence::{Defaulted, Optional, Required};
 
+/// Workers of one host: a typing error must not ask for thousands of ports.
+const WORKERS: Kind = Kind::Integer { max: 64 };
+
 /// Everything that can be configured, in the order of `--help`.
 #[rustfmt::skip]
 pub(super) const FIELDS: &[Field] = &[
@@ -148,7 +148,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("kvcr.abandon_timeout_ms", "abandon-timeout-ms", U64, Required, "milliseconds until a timed-out transfer settles"),
     field("kvcr.opportunistic_query", "opportunistic-query", Kind::Switch, Defaulted, "let hinted requests ask for blocks the source may lack"),
     field("topology.kind", "topology", Kind::Choice(&["aggregated"]), Required, "shape of the stack"),
-    field("topology.workers", "workers", U16, Required, "number of workers"),
+    field("topology.workers", "workers", WORKERS, Required, "number of workers"),
     field("devices.gpus", "gpus", Kind::Indices, Defaulted, "device of each worker, comma-separated; repeat one to share it"),
     field("discovery.backend", "discovery", Kind::Choice(&["auto", "etcd", "file"]), Defaulted, "how processes find each other"),
     field("network.host_address", "host-address", Kind::Address, Optional, "non-loopback address of this host"),

@@ -151,7 +151,8 @@ impl Kind {
                 Self::Fraction.parse(number.as_str()).map_err(|_| found())
             }
             (Self::Fraction, DeValue::Integer(number)) => {
-                Self::Fraction.parse(number.as_str()).map_err(|_| found())
+                let number = i128::from_str_radix(number.as_str(), number.radix());
+                Ok(Value::Float(number.map_err(|_| found())? as f64))
             }
             (Self::Switch, DeValue::Boolean(yes)) => Ok(Value::Boolean(*yes)),
             (Self::Indices, DeValue::Array(items)) => {

@@ -185,6 +185,7 @@ fn a_replay_is_the_same_configuration() {
         ("PHASE1_KEEP", "1"),
         ("PHASE1_REQUIRE", "all"),
     ];
+    let vars = [vars.as_slice(), &[("PHASE1_LOCK", "cpu")]].concat();
     let config = with(&vars, &["--python", "bin/python"]).unwrap();
     let args = config.replay_args();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -247,7 +248,6 @@ fn settings_and_surroundings() {
         ("INSTA_UPDATE", "always"),
         ("PHASE1_STRICT_PINS", "1"),
         ("PHASE1_RUNS_DIR", "runs"),
-        ("PHASE1_COOKIE", "ours"),
         ("PHASE1_DEVICE_BLOCKS", ""),
     ];
     let config = with(&vars, &["--require", "tc01, tc02::cold", "--state-dir=/s"]).unwrap();
@@ -448,6 +448,16 @@ proptest! {
     fn no_override_panics(at in 0..FIELDS.len(), text in any::<String>()) {
         let field = &FIELDS[at];
         let _ = with(&[(&field.variable(), &text)], &[]);
+    }
+
+    /// Whatever configuration accepts can be planned.
+    #[test]
+    fn no_number_panics(at in 0..FIELDS.len(), number in any::<u64>(), bits in 0u32..64) {
+        let text = (number >> bits).to_string();
+        if let Ok(config) = with(&[(&FIELDS[at].variable(), &text)], &[]) {
+            let plan = crate::plan::testing::canonical(&config, &crate::plan::testing::installed());
+            prop_assert!(plan.is_ok());
+        }
     }
 
     #[test]

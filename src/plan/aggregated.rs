@@ -59,7 +59,7 @@ pub fn aggregated(
         shm_prefixes: vec![worker::shm_prefix(bindings)],
         shm_bytes: parts(config)
             .map(|part| worker::shm_bytes(config, part))
-            .sum(),
+            .fold(0, u64::saturating_add),
     })
 }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::{Bindings, COOKIE_VARIABLE, ChosenDiscovery, Group, Probe, Process, Role};
+use super::{Bindings, ChosenDiscovery, Group, Probe, Process, Role};
 use crate::config::Config;
 use crate::config::profile::DiscoveryBackend;
 use crate::environment::Installed;
@@ -131,10 +131,7 @@ impl<'a> Discovery<'a> {
             role: Role::Discovery,
             group: Group::Core,
             argv: argv.map(str::to_owned).into(),
-            env: BTreeMap::from([
-                ("PATH".to_owned(), SYSTEM_PATH.to_owned()),
-                (COOKIE_VARIABLE.to_owned(), bindings.cookie.clone()),
-            ]),
+            env: BTreeMap::from([("PATH".to_owned(), SYSTEM_PATH.to_owned())]),
             after: Vec::new(),
             ready: vec![Probe::HttpJson {
                 url: format!("{client}/health"),
@@ -200,7 +197,6 @@ pub(super) fn environment(
         ("HOME", text(&scratch.join("home"))),
         ("TMPDIR", tmp),
         ("XDG_CACHE_HOME", text(&scratch.join("cache"))),
-        (COOKIE_VARIABLE, bindings.cookie.clone()),
         ("DYN_REQUEST_PLANE", "tcp".to_owned()),
         ("DYN_EVENT_PLANE", "zmq".to_owned()),
         // Block hashes must agree between processes.

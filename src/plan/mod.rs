@@ -26,9 +26,6 @@ use crate::failure::Failure;
 pub use aggregated::aggregated;
 pub use render::render;
 
-/// Names the stack that a process belongs to, in its environment: what a sweep looks for.
-pub const COOKIE_VARIABLE: &str = "PHASE1_COOKIE";
-
 /// The plan of this configuration, by its topology.
 pub fn plan(config: &Config, installed: &Installed, bindings: &Bindings) -> Result<Plan, Failure> {
     match config.profile.topology.kind {
@@ -63,8 +60,8 @@ pub struct Bindings {
     pub host_address: Option<IpAddr>,
     /// Which incarnation of the stack this is.
     pub generation: u64,
-    /// `<fingerprint>:<generation>`; stands in the environment of every process and in the
-    /// name of every shared-memory file, so that a sweep finds exactly ours.
+    /// `<fingerprint>:<generation>`; stands in the name of every shared-memory file (and `stack`
+    /// puts it into the environment of every process), so that a sweep finds exactly ours.
     pub cookie: String,
 }
 

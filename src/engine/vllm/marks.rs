@@ -198,8 +198,10 @@ impl Line {
         self.plain.get(self.message_at..).unwrap_or_default()
     }
 
+    /// Known not to be a cause, or indented: then it is source code in a traceback, which names
+    /// exceptions without saying anything of this one.
     fn is_noise(&self) -> bool {
-        NOISE_PATTERNS.is_match(&self.plain)
+        self.message().starts_with("  ") || NOISE_PATTERNS.is_match(&self.plain)
     }
 
     fn quote(&self) -> String {

@@ -10,12 +10,12 @@ const VARIABLES: &[&str] = &[
     "XDG_CACHE_HOME",
     "PYTHONPATH",
     "PYTHONHASHSEED",
-    "PHASE1_COOKIE",
     "ETCD_ENDPOINTS",
     "DYN_DISCOVERY_BACKEND",
     "DYN_FILE_KV",
     "DYN_REQUEST_PLANE",
     "DYN_EVENT_PLANE",
+    "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS",
     "DYN_NAMESPACE",
     "DYN_SYSTEM_PORT",
 ];
@@ -34,9 +34,9 @@ const ARGUMENTS: &[(&str, &str)] = &[
     ("--no-enable-prefix-caching", "nothing: it is always on"),
 ];
 
-/// Whether the plan sets this variable.
+/// Whether the plan or the harness sets this variable.
 pub fn is_variable(name: &str) -> bool {
-    VARIABLES.contains(&name)
+    VARIABLES.contains(&name) || name.starts_with("PHASE1_")
 }
 
 /// What to change instead of passing `arg`, if the plan passes it.

@@ -12,7 +12,7 @@ use crate::plan::{Bindings, Group, PlannedWorker, Probe, Process, Role, geometry
 
 /// vLLM offloads only on CUDA-like devices; the overlay brings the same tiering for host memory.
 const CPU_SPEC: &str = "CpuTieringOffloadingSpec";
-const CPU_SPEC_MODULE: &str = "kvcr_cpu_bridge";
+const CPU_SPEC_MODULE: &str = "kvcr_cpu.spec";
 
 /// Dynamo's default; only the core workers may be found by it.
 const CORE_NAMESPACE: &str = "dynamo";
@@ -111,8 +111,8 @@ pub fn plan(
         // A minute on a quiet machine. The limit for the whole stack is the profile's; this one
         // is for a worker that hangs alone, so it is well above what a stalling host needs.
         start_seconds: 900,
-        // Dynamo drains for 5 s; KVCR's tier then waits for its transfers, at the longest until
-        // they are abandoned.
+        // 5 s where nothing is in flight; KVCR's tier waits for its transfers, at the longest
+        // until they are abandoned.
         stop_seconds: 20 + profile.kvcr.abandon_timeout_ms.div_ceil(1000),
     };
     let seen = PlannedWorker {
@@ -175,6 +175,10 @@ fn environment(
             Part::Reference => REFERENCE_NAMESPACE,
         },
     );
+    // Nobody is in flight when we stop. With the default of 5 s a stop of the whole group leaves
+    // the worker registered until its lease ends, and a stop of the leader alone has the engine
+    // killed before it removes its file from /dev/shm.
+    set("DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS", "0");
     set("VLLM_NO_USAGE_STATS", "1");
     if config.profile.engine.device == DeviceKind::Cpu {
         // GiB of device cache where `device_blocks` does not say less.

@@ -102,9 +102,9 @@ RuntimeError: Engine core initialization failed. See root cause above. Failed co
         },
         Case {
             ending: exit,
-            text: "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/nonexistent/model'. Use `repo_type` argument if needed.",
+            text: "Traceback (most recent call last):\n  File \"/env/hub.py\", line 133, in validate_repo_id\n    raise HFValidationError(\nhuggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': '/nonexistent/model'. Use `repo_type` argument if needed.",
             class: Environment,
-            cause: "HFValidationError",
+            cause: "huggingface_hub.errors.HFValidationError: Repo id",
             what: "the model is not there",
         },
         Case {
