@@ -1,0 +1,35 @@
+//! `kvcr-phase1 doctor`.
+
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::doctor::{Inputs, doctor};
+
+/// Columns where the terminal does not say.
+const WIDTH: u16 = 120;
+
+/// Says whether the profile can run here, and what is missing.
+#[derive(Clone, Debug, Args)]
+pub struct DoctorArgs {
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Prints the report. Exit status: 0 if the profile can run here, 1 if not.
+pub fn cli(args: &DoctorArgs, inputs: &Inputs<'_>) -> ExitCode {
+    let report = doctor(inputs);
+    match args.json {
+        true => println!("{}", report.json()),
+        false => println!("{}", report.table(width())),
+    }
+    match report.runnable {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+fn width() -> u16 {
+    rustix::termios::tcgetwinsize(std::io::stdout()).map_or(WIDTH, |size| size.ws_col)
+}
