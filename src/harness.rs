@@ -1,14 +1,212 @@
 //! Cases become trials: listing discipline, gates, signals, exit codes.
 //!
 //! - `tests/phase1.rs` calls [`main`]: libtest-mimic below `cargo test` and nextest.
-//! - `kvcr-phase1 run` calls [`run_all`]: the same arms, a table for people.
+//! - `kvcr-phase1 run` calls [`run`]: the same arms, a table for people.
 //!
-//! Both end in [`arm::run`], which takes the lease, tells the story and writes the evidence.
-//! What a case claims is `cases`'; what a verdict means is `verdict`'s.
+//! Both end in [`arm::Runner::run`], which takes the lease, tells the story and writes the
+//! evidence. What a case claims is `cases`'; what a verdict means is `verdict`'s.
 //!
-//! Exit codes: 0, 101 failures, 2 usage, 3 harness contract (nothing ran, gate drift), 130 interrupted.
+//! Exit codes: 0, 101 failures, 2 usage, 3 harness contract (nothing ran, gate drift),
+//! 130 interrupted.
 
 pub mod arm;
 pub mod interrupt;
+pub mod report;
+pub mod run;
+pub mod select;
 pub mod software;
 pub mod table;
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use crate::cases::{Arm, Case};
+use crate::config::{self, Config, ProcessEnv, UsageError};
+use crate::failure::Failure;
+use crate::gate::{Decision, needs, store};
+use crate::snapshot;
+use crate::stack::{admin, supervisor};
+use arm::Runner;
+use interrupt::{Cause, Interrupt};
+use report::Progress;
+
+/// A wrong flag, field, variable or case.
+pub const USAGE: u8 = 2;
+/// Nothing ran, or what was listed is not what would run.
+pub const CONTRACT: u8 = 3;
+/// At least one arm did not pass.
+pub const FAILED: u8 = 101;
+/// Ctrl-C.
+pub const INTERRUPTED: u8 = 130;
+
+/// The whole of `tests/phase1.rs`.
+pub fn main(cases: &'static [Case]) -> ExitCode {
+    let began = Instant::now();
+    let mut args = std::env::args_os();
+    let program = args.next().unwrap_or_else(|| "phase1".into());
+    let args: Vec<OsString> = args.collect();
+    if args.first().is_some_and(|first| first == supervisor::SUPERVISE) {
+        return supervisor::main(args.into_iter().skip(1), &software::build);
+    }
+    match trials(cases, program, args, began) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::from(USAGE)
+        }
+    }
+}
+
+fn trials(
+    cases: &'static [Case],
+    program: OsString,
+    args: Vec<OsString>,
+    began: Instant,
+) -> Result<ExitCode, UsageError> {
+    let (own, rest) = config::split_args(args.into_iter())?;
+    let mut libtest = Arguments::from_iter(std::iter::once(program).chain(rest));
+    // One conversation with the stack at a time; more would only queue for the lease.
+    libtest.test_threads.get_or_insert(1);
+    let config = config::load(own, &ProcessEnv)?;
+    let arms: Vec<&'static Arm> = cases.iter().flat_map(|case| case.arms).collect();
+    if let Some(filter) = &libtest.filter {
+        select::known(&arms, std::slice::from_ref(filter), libtest.exact)?;
+    }
+    select::known(&arms, &config.require, false)?;
+
+    let update = match snapshot::refuse_falsifying(&config.insta) {
+        Ok(update) => update,
+        Err(failure) => {
+            eprintln!("{failure}");
+            return Ok(ExitCode::from(CONTRACT));
+        }
+    };
+
+    let mut progress = Progress::default();
+    let installed = software::locate(&config, progress.steps());
+    let gate = gate(&config, installed.as_ref().err());
+    let decisions: BTreeMap<String, Decision> =
+        arms.iter().map(|arm| (arm.name.to_owned(), gate.clone())).collect();
+    let gates = if config.under_nextest {
+        store::of_run(&config.paths.state, &config.run_id, || decisions.clone()).map(Some)
+    } else {
+        Ok(None)
+    };
+
+    // Only what is about to run needs the software examined: listing has to be quick.
+    let prepared = match installed {
+        Ok(installed) if !libtest.list => software::prepare(&config, installed),
+        Ok(_) => Err(Failure::inconclusive("listing runs nothing")),
+        Err(failure) => Err(failure),
+    };
+    let runner = Arc::new(Runner {
+        interrupt: interrupt(&config, &prepared),
+        config,
+        prepared,
+        update,
+        began: Mutex::new(Some(began)),
+    });
+
+    let trials: Vec<Trial> = arms
+        .iter()
+        .map(|arm| {
+            let runner = Arc::clone(&runner);
+            let arm: &'static Arm = arm;
+            let now = gate.clone();
+            let required = needs::required(&runner.config.require, arm.name);
+            let stored = gates.clone();
+            Trial::test(arm.name, move || {
+                if let Some(gates) = stored.map_err(Failed::from)? {
+                    if let Some(drift) = store::drift(&gates, arm.name, &now) {
+                        return Err(drift.into());
+                    }
+                }
+                // Reached only where somebody insisted: a required arm, or --run-ignored.
+                if let Decision::Gated { .. } = &now {
+                    let failure = now.required_failure(arm.name);
+                    return Err(failure.map_or_else(Failed::without_message, Failed::from));
+                }
+                let result = runner.run(arm, &mut Progress::default()).map_err(Failed::from)?;
+                arm::message(&result).map_or(Ok(()), |message| Err(message.into()))
+            })
+            .with_ignored_flag(matches!(gate, Decision::Gated { .. }) && !required)
+        })
+        .collect();
+    drop(progress);
+
+    let selected = trials
+        .iter()
+        .filter(|trial| !libtest.is_filtered_out(trial) && !libtest.is_ignored(trial))
+        .count();
+    // nextest reads only the exit code: a name that matches nothing, or was gated since it was
+    // listed, would pass.
+    if runner.config.under_nextest && libtest.exact && !libtest.list && selected != 1 {
+        eprintln!(
+            "harness: --exact {:?} selects {selected} runnable trials, expected 1; {gate}",
+            libtest.filter.as_deref().unwrap_or_default()
+        );
+        return Ok(ExitCode::from(CONTRACT));
+    }
+    let list = libtest.list;
+    let conclusion = libtest_mimic::run(&libtest, trials);
+    if list {
+        return Ok(conclusion.exit_code());
+    }
+    if runner.interrupt.cause() == Some(Cause::Interrupt) {
+        stop(&runner);
+        return Ok(ExitCode::from(INTERRUPTED));
+    }
+    if conclusion.num_passed + conclusion.num_failed == 0 {
+        eprintln!("harness: nothing ran; {gate}");
+        return Ok(ExitCode::from(CONTRACT));
+    }
+    Ok(conclusion.exit_code())
+}
+
+/// Whether any arm can run at all. The cases of today need no more of the machine than the
+/// software itself does.
+fn gate(config: &Config, missing: Option<&Failure>) -> Decision {
+    match missing {
+        None => Decision::Runnable,
+        Some(failure) => Decision::Gated {
+            need: match &config.profile.environment.lock {
+                Some(name) => format!("the locked environment `{name}`"),
+                None => "a Python with the stack installed".into(),
+            },
+            found: failure.to_string(),
+            hint: "`cargo run --release -- env install` installs it".into(),
+        },
+    }
+}
+
+/// Listens for signals; on the second Ctrl-C the supervisor is told to stop without us.
+fn interrupt(config: &Config, prepared: &Result<software::Prepared, Failure>) -> Interrupt {
+    let state = config.paths.state.clone();
+    let fingerprint = prepared.as_ref().ok().map(|prepared| prepared.spec.fingerprint.clone());
+    Interrupt::install(move || {
+        if let Some(fingerprint) = &fingerprint {
+            admin::ask_down(&state, fingerprint);
+        }
+    })
+}
+
+/// Takes the stack down after Ctrl-C, unless somebody else holds it.
+fn stop(runner: &Runner) {
+    let Ok(prepared) = &runner.prepared else {
+        return;
+    };
+    let state = &runner.config.paths.state;
+    match admin::down(state, Some(&prepared.spec.fingerprint), false) {
+        Ok(downed) => {
+            for one in downed {
+                eprintln!("{one}");
+            }
+        }
+        Err(failure) => eprintln!("{failure}"),
+    }
+}

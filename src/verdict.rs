@@ -321,6 +321,16 @@ pub enum Outcome {
     Gated,
 }
 
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pass => f.write_str("Pass"),
+            Self::Fail(class) => class.fmt(f),
+            Self::Gated => f.write_str("Gated"),
+        }
+    }
+}
+
 /// What one arm concluded, and from what.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Verdict {

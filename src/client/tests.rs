@@ -94,6 +94,7 @@ fn completion(worker: Option<u64>) -> Completion {
         max_tokens: 3,
         ignore_eos: true,
         worker,
+        cache_salt: None,
     }
 }
 

@@ -239,6 +239,7 @@ impl Probe {
             max_tokens: 2,
             ignore_eos: true,
             worker: Some(id),
+            cache_salt: None,
         };
         let label = format!("canary on {}", worker.process);
         match self.client.complete(&completion, &label).await {

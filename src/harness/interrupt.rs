@@ -3,7 +3,7 @@
 //!
 //! SIGTERM (a nextest timeout) finishes the evidence too, but leaves the stack to the other tests.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use tokio::sync::watch;
@@ -35,24 +35,26 @@ impl Cause {
 #[derive(Clone, Debug)]
 pub struct Interrupt {
     seen: Arc<AtomicU8>,
+    flag: Arc<AtomicBool>,
     changed: watch::Receiver<Option<Cause>>,
 }
 
 impl Interrupt {
     /// Installs the handlers, once a process. `last_words` runs on the second Ctrl-C, just before
     /// the process ends; it must not wait for anything.
-    pub fn install(last_words: fn()) -> Self {
+    pub fn install(last_words: impl Fn() + Send + 'static) -> Self {
         static INSTALLED: OnceLock<Interrupt> = OnceLock::new();
         INSTALLED
             .get_or_init(|| {
                 let (tell, changed) = watch::channel(None);
                 let seen = Arc::new(AtomicU8::new(0));
-                let counter = Arc::clone(&seen);
+                let flag = Arc::new(AtomicBool::new(false));
+                let (counter, raised) = (Arc::clone(&seen), Arc::clone(&flag));
                 std::thread::Builder::new()
                     .name("signals".into())
-                    .spawn(move || listen(&tell, &counter, last_words))
+                    .spawn(move || listen(&tell, &counter, &raised, &last_words))
                     .expect("a thread for signals");
-                Self { seen, changed }
+                Self { seen, flag, changed }
             })
             .clone()
     }
@@ -65,6 +67,12 @@ impl Interrupt {
             1 => Some(Cause::Interrupt),
             _ => Some(Cause::Terminate),
         }
+    }
+
+    /// Raised with the first signal, for code that polls.
+    #[must_use]
+    pub fn flag(&self) -> &AtomicBool {
+        &self.flag
     }
 
     /// Resolves when a signal was seen.
@@ -82,7 +90,12 @@ impl Interrupt {
     }
 }
 
-fn listen(tell: &watch::Sender<Option<Cause>>, seen: &AtomicU8, last_words: fn()) {
+fn listen(
+    tell: &watch::Sender<Option<Cause>>,
+    seen: &AtomicU8,
+    flag: &AtomicBool,
+    last_words: &dyn Fn(),
+) {
     use tokio::signal::unix::{SignalKind, signal};
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -113,6 +126,7 @@ fn listen(tell: &watch::Sender<Option<Cause>>, seen: &AtomicU8, last_words: fn()
                 eprintln!("interrupted: finishing the evidence; Ctrl-C again leaves at once");
             }
             seen.store(if cause == Cause::Interrupt { 1 } else { 2 }, Ordering::SeqCst);
+            flag.store(true, Ordering::SeqCst);
             let _ = tell.send(Some(cause));
         }
     });

@@ -6,11 +6,10 @@ use crate::evidence::result::ArmResult;
 
 /// One row an arm: name, verdict, what did not hold, seconds.
 #[must_use]
-pub fn verdicts(results: &[ArmResult], columns: Option<u16>) -> String {
+pub fn verdicts(results: &[ArmResult]) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.set_content_arrangement(ContentArrangement::Dynamic);
-    table.set_width(columns.unwrap_or(100));
     table.set_header(["arm", "verdict", "checks", "first that did not hold", "seconds"]);
     for result in results {
         let held = result.verdict.checks.iter().filter(|check| check.held).count();

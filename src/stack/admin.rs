@@ -86,6 +86,16 @@ pub fn down(
         .collect())
 }
 
+/// Tells a stack's supervisor to stop it in spite of leases, and does not wait: for a process that
+/// is about to end.
+pub fn ask_down(state_dir: &Path, fingerprint: &str) {
+    let dir = StateDir::open(state_dir).and_then(|state| state.stack(fingerprint));
+    let Ok(dir) = dir else { return };
+    if let Ok(Ok(wire)) = UnixStream::connect(dir.socket()).map(Wire::new) {
+        let _ = wire.say(&Ask::Down { force: true });
+    }
+}
+
 fn spec(dir: &StackDir) -> Option<LaunchSpec> {
     serde_json::from_slice(&fs::read(dir.launch()).ok()?).ok()
 }

@@ -244,6 +244,12 @@ pub struct BadEnding {
     pub count: f64,
 }
 
+impl std::fmt::Display for BadEnding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} {}: {}", self.scope, self.result, self.count)
+    }
+}
+
 /// Operations that ended partially, failed, timed out or were refused between two pages.
 /// `Err` where that cannot be said: no failures and no telemetry are not the same.
 pub fn failures(delta: &Delta) -> Result<Vec<BadEnding>, Reading> {

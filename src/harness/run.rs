@@ -1,0 +1,156 @@
+//! `kvcr-phase1 run`: the arms in this process, a table for people.
+
+use std::process::ExitCode;
+use std::sync::Mutex;
+use std::time::Instant;
+
+use serde::Serialize;
+
+use super::arm::{self, Runner};
+use super::interrupt::Cause;
+use super::report::Progress;
+use super::{CONTRACT, FAILED, INTERRUPTED, select, software, table};
+use crate::cases::{Arm, Case};
+use crate::config::{Config, UsageError};
+use crate::evidence::result::{ArmResult, Pin};
+use crate::evidence::write_json;
+use crate::snapshot;
+use crate::verdict::Outcome;
+
+/// The table of a run, as a document.
+#[derive(Debug, Serialize)]
+struct RunDocument<'a> {
+    schema: u32,
+    run_id: &'a str,
+    profile: &'a str,
+    /// Of the whole run, milliseconds.
+    wall: f64,
+    /// Installing or finding the software, milliseconds.
+    software: f64,
+    /// The harness's own share of the whole run, 0 to 1; installing software is not its own.
+    harness_share: f64,
+    arms: Vec<RunRow<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct RunRow<'a> {
+    name: &'a str,
+    outcome: String,
+    reason: Option<String>,
+    wall: f64,
+    evidence: &'a std::path::Path,
+}
+
+/// Runs the arms that `filters` select, installing the software if it is missing.
+///
+/// # Errors
+/// Usage, if a filter selects nothing.
+pub fn run(
+    cases: &'static [Case],
+    config: Config,
+    filters: &[String],
+    began: Instant,
+) -> Result<ExitCode, UsageError> {
+    let all: Vec<&'static Arm> = cases.iter().flat_map(|case| case.arms).collect();
+    select::known(&all, filters, false)?;
+    let update = match snapshot::refuse_falsifying(&config.insta) {
+        Ok(update) => update,
+        Err(failure) => {
+            eprintln!("{failure}");
+            return Ok(ExitCode::from(CONTRACT));
+        }
+    };
+    let mut progress = Progress::default();
+    let prepared = software::install(&config, progress.steps())
+        .and_then(|installed| software::prepare(&config, installed));
+    progress.steps().done("software is ready");
+    let software = began.elapsed().as_secs_f64() * 1000.0;
+    if let Ok(prepared) = &prepared {
+        if let Ok(plan) = prepared.blueprint.canonical_plan() {
+            eprintln!("discovery: {} ({})", plan.discovery.backend, plan.discovery.reason);
+        }
+    }
+    let runner = Runner {
+        interrupt: super::interrupt(&config, &prepared),
+        config,
+        prepared,
+        update,
+        began: Mutex::new(None),
+    };
+
+    let mut results: Vec<ArmResult> = Vec::new();
+    for arm in select::arms(&all, filters) {
+        if runner.interrupt.cause().is_some() {
+            break;
+        }
+        let mut progress = Progress::default();
+        let result = runner.run(arm, &mut progress);
+        drop(progress);
+        match result {
+            Ok(result) => {
+                if let Some(message) = arm::message(&result) {
+                    eprintln!("{}: {message}", arm.name);
+                }
+                results.push(result);
+            }
+            Err(failure) => {
+                eprintln!("{}: {failure}", arm.name);
+                return Ok(ExitCode::from(FAILED));
+            }
+        }
+    }
+    conclude(&runner, &results, began, software);
+    if runner.interrupt.cause() == Some(Cause::Interrupt) {
+        super::stop(&runner);
+        return Ok(ExitCode::from(INTERRUPTED));
+    }
+    let passed = results.iter().all(|result| result.verdict.outcome == Outcome::Pass);
+    Ok(if passed && !results.is_empty() {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(FAILED)
+    })
+}
+
+fn conclude(runner: &Runner, results: &[ArmResult], began: Instant, software: f64) {
+    println!("{}", table::verdicts(results));
+    for result in results {
+        if let Pin::Missing { name } = &result.pin {
+            println!("{}: no pinned reference {name}.snap (see CONTRIBUTING.md)", result.name);
+        }
+        for note in &result.notes {
+            println!("{}: note: {note}", result.name);
+        }
+    }
+    let wall = began.elapsed().as_secs_f64() * 1000.0;
+    let own: f64 = results.iter().map(|result| result.timings.harness).sum();
+    let document = RunDocument {
+        schema: 1,
+        run_id: &runner.config.run_id,
+        profile: &runner.config.profile_name,
+        wall,
+        software,
+        harness_share: if wall > 0.0 { own / wall } else { 0.0 },
+        arms: results
+            .iter()
+            .map(|result| RunRow {
+                name: &result.name,
+                outcome: result.verdict.outcome.to_string(),
+                reason: table::reason(result),
+                wall: result.timings.wall,
+                evidence: &result.evidence,
+            })
+            .collect(),
+    };
+    let folder = runner.config.paths.runs.join(&runner.config.run_id);
+    if let Err(failure) = write_json(&folder.join("run.json"), &document) {
+        eprintln!("{failure}");
+    }
+    println!("evidence: {}", folder.display());
+    if runner.prepared.is_ok() && runner.interrupt.cause().is_none() {
+        println!(
+            "the stack stays warm for {} s; `kvcr-phase1 down` stops it now",
+            runner.config.profile.stack.keep_seconds
+        );
+    }
+}
