@@ -199,8 +199,12 @@ pub fn help_table() -> String {
         "Configuration. Flags win over variables, variables over the profile. `none` removes an optional value.\n\n",
     );
     for (field, [flag, variable, path]) in FIELDS.iter().zip(&rows) {
+        let words = match field.kind {
+            Kind::Choice(words) => format!(": {}", words.join(", ")),
+            _ => String::new(),
+        };
         text += &format!(
-            "  {flag:flags$}  {variable:variables$}  {path:paths$}  {}\n",
+            "  {flag:flags$}  {variable:variables$}  {path:paths$}  {}{words}\n",
             field.help
         );
     }
@@ -260,7 +264,7 @@ mod tests {
                 format!("--{}{}", field.flag, field.kind.placeholder())
             );
             assert_eq!(words.next().unwrap(), field.variable());
-            assert!(line.ends_with(field.help), "{line}");
+            assert!(line.contains(field.help), "{line}");
         }
     }
 

@@ -66,7 +66,6 @@ mod tests {
             "VLLM_CPU_KVCACHE_SPACE",
             "VLLM_CPU_OMP_THREADS_BIND",
             "OMP_NUM_THREADS",
-            "TORCHDYNAMO_DISABLE",
         ];
         let plan = canonical(&cpu(&[]), &installed()).unwrap();
         let worker = plan
