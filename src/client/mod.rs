@@ -1,7 +1,7 @@
 //! The OpenAI client. It reports what it saw and judges nothing.
 //!
 //! - [`transport`]: one bounded HTTP exchange, and every way it can fail.
-//! - [`parse`]: a response body becomes an [`Observation`].
+//! - `parse`: a response body becomes an [`Observation`].
 //!
 //! Every request is greedy and not streamed, and asks for what an oracle needs: who served it
 //! (`nvext.worker_id`), the generated token ids, and the two best log-probabilities a token.

@@ -3,7 +3,7 @@
 //! - [`page`]: the Prometheus text format.
 //! - [`delta`]: what changed between two pages, and whether that can be said at all.
 //! - [`kvcr`]: the series that speak of KVCR and the engine's tiers, by name.
-//! - [`settle`]: scraping until the counters stand still.
+//! - [`mod@settle`]: scraping until the counters stand still.
 //! - [`logs`]: the lines of an engine's log that matter.
 //!
 //! Nothing here judges: a [`Reading`] becomes a check in [`crate::verdict`].
