@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 
+use super::leftovers::Leftovers;
 use super::protocol::{Ask, Tell};
-use super::state_dir::{StateDir, try_lock, unusable};
+use super::state_dir::{StackDir, StateDir, try_lock, unusable};
 use super::wait::{self, Gave, Look};
 use crate::failure::Failure;
 
@@ -70,10 +71,18 @@ pub async fn take(
 async fn look(path: &Path, id: &str, me: &Holder, say: &impl Fn(String)) -> Look<File, NotHad> {
     match try_lock(path) {
         Err(failure) => Look::Failed(NotHad::Failed(failure)),
-        Ok(Some(mut file)) => match write_holder(&mut file, me) {
-            Ok(()) => Look::Ready(file),
-            Err(error) => Look::Failed(NotHad::Failed(unusable(path, &error))),
-        },
+        Ok(Some(mut file)) => {
+            if let Some(last) = read_holder(path)
+                && last.fingerprint != me.fingerprint
+                && let Err(failure) = sweep_after(&last).await
+            {
+                return Look::Failed(NotHad::Failed(failure));
+            }
+            match write_holder(&mut file, me) {
+                Ok(()) => Look::Ready(file),
+                Err(error) => Look::Failed(NotHad::Failed(unusable(path, &error))),
+            }
+        }
         Ok(None) => {
             let Some(holder) = read_holder(path) else {
                 return Look::NotYet(format!(
@@ -97,6 +106,25 @@ async fn look(path: &Path, id: &str, me: &Holder, say: &impl Fn(String)) -> Look
             }
         }
     }
+}
+
+/// A supervisor that was killed leaves its lock free and, perhaps, a grandchild on the device.
+/// Nobody may ever start its stack again, so whoever takes the device cleans up.
+async fn sweep_after(last: &Holder) -> Result<(), Failure> {
+    let Some(dir) = last
+        .socket
+        .parent()
+        .filter(|dir| dir.exists())
+        .map(StackDir::at)
+    else {
+        return Ok(());
+    };
+    // Taken: its supervisor lives and cleans up by itself.
+    let Some(_lock) = dir.try_lock()? else {
+        return Ok(());
+    };
+    Leftovers::of(&dir, &last.fingerprint, None).sweep().await?;
+    Ok(())
 }
 
 fn write_holder(file: &mut File, me: &Holder) -> std::io::Result<()> {

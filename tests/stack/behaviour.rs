@@ -36,7 +36,9 @@ promises![
     shared_side_by_side_exclusive_alone_first_come_first_served,
     a_stack_stays_warm_and_stops_when_idle,
     a_leased_device_is_busy_and_an_idle_one_is_given_up,
+    a_device_is_taken_over_from_a_killed_supervisor,
     a_stubborn_process_is_killed,
+    a_life_is_limited,
     down_and_status_tell_the_truth,
     down_cleans_up_after_a_dead_supervisor,
     nothing_inherits_our_pipes,
@@ -343,6 +345,40 @@ fn a_leased_device_is_busy_and_an_idle_one_is_given_up() {
     drop(taken);
 }
 
+fn a_device_is_taken_over_from_a_killed_supervisor() {
+    let files = tempfile::tempdir().unwrap();
+    let file = files.path().join("grandchild");
+    let toys = Toys::default().with(
+        "worker0",
+        Manners {
+            grandchild: Some(file.clone()),
+            ..Manners::default()
+        },
+    );
+    let mut here = World::new(&toys);
+    here.spec.devices = vec!["GPU-0".to_owned()];
+    let mut there = World::beside(&here, &one());
+    there.spec.devices = here.spec.devices.clone();
+    let _lease = here.lease();
+    let grandchild = identity_in(&file);
+    kill(here.status().unwrap().supervisor_pid);
+    let _taken = there.lease();
+    assert!(
+        !grandchild.is_alive(),
+        "it could still have held the device"
+    );
+    here.until_nothing_is_left();
+}
+
+fn a_life_is_limited() {
+    let mut world = World::new(&one());
+    world.spec.max_lifetime_seconds = 5;
+    let lease = world.lease();
+    eventually("the lease is broken", || lease.broken().is_some());
+    assert!(lease.broken().unwrap().to_string().contains("max_lifetime"));
+    world.until_nothing_is_left();
+}
+
 fn a_stubborn_process_is_killed() {
     let toys = Toys::default()
         .with(
@@ -488,7 +524,9 @@ fn a_taken_port_names_its_owner() {
 }
 
 fn the_reference_engine_comes_and_goes() {
-    let toys = one().with("reference", Manners::default()).as_reference();
+    let toys = one()
+        .with("reference", Manners::default())
+        .in_reference_group();
     let mut world = World::new(&toys);
     world.spec.reference_keep_seconds = 1;
     let never = AtomicBool::new(false);
@@ -529,7 +567,7 @@ fn a_failed_reference_is_remembered() {
         fails_while: Some(broken.clone()),
         ..Manners::default()
     };
-    let world = World::new(&one().with("reference", manners).as_reference());
+    let world = World::new(&one().with("reference", manners).in_reference_group());
     let never = AtomicBool::new(false);
     let lease = world.lease();
     let first = lease.reference(&never).unwrap_err();

@@ -65,7 +65,7 @@ impl Toys {
     }
 
     /// The last toy belongs to the reference group.
-    pub(crate) fn as_reference(mut self) -> Self {
+    pub(crate) fn in_reference_group(mut self) -> Self {
         self.toys.last_mut().unwrap().group = Group::Reference;
         self
     }
@@ -209,6 +209,10 @@ fn url(port: u16) -> String {
 }
 
 /// The toy itself: `__toy PORT MANNERS`.
+#[expect(
+    clippy::zombie_processes,
+    reason = "a child that nobody waits for is what is tested"
+)]
 pub(crate) fn main(mut args: impl Iterator<Item = OsString>) -> ExitCode {
     let port: u16 = args.next().unwrap().to_str().unwrap().parse().unwrap();
     let manners: Manners = serde_json::from_str(args.next().unwrap().to_str().unwrap()).unwrap();

@@ -64,7 +64,14 @@ pub(super) async fn prepare(
     };
     let patience = Duration::from_secs(spec.bring_up_seconds);
     let devices = devices::take(&state, &spec.devices, &me, patience, &say).await?;
-    plan(spec, dir, &state, blueprint, devices).map_err(NotHad::Failed)
+    match plan(spec, dir, &state, blueprint, devices) {
+        Ok(prepared) => Ok(prepared),
+        Err(failure) => {
+            // Nothing ran, but its directory already says that something may be left.
+            let _ = Leftovers::of(dir, &spec.fingerprint, None).sweep().await;
+            Err(NotHad::Failed(failure))
+        }
+    }
 }
 
 fn plan(
