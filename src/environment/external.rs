@@ -5,6 +5,7 @@ use std::path::Path;
 use crate::failure::Failure;
 
 use super::assets::{self, Recipe};
+use super::install::absolute;
 use super::model::{self, ModelRequest};
 use super::progress::Reporter;
 use super::{Installed, child::Search, etcd, interpreter, log, packages};
@@ -23,9 +24,7 @@ pub fn external(
     reporter: &mut dyn Reporter,
 ) -> Result<Installed, Failure> {
     let recipe = Recipe::embedded(RECIPE)?;
-    // Never resolved to what it links to: a virtual environment is the link.
-    let python = std::path::absolute(python)
-        .map_err(|error| log::io("cannot find the interpreter", python, &error))?;
+    let (python, cache) = (absolute(python)?, &absolute(cache)?);
     let found = interpreter::ask(&python).map_err(|why| {
         Failure::environment(format!("{} is no usable interpreter", python.display()))
             .expected("a Python with vLLM, Dynamo, KVCR and NIXL")

@@ -69,6 +69,8 @@ pub fn locate(request: &Request) -> Result<Installed, Failure> {
 /// One request, with everything that follows from it before anything is written.
 pub(crate) struct Installer<'a> {
     request: &'a Request,
+    /// Absolute: helpers run in other directories.
+    cache: PathBuf,
     recipe: Recipe,
     base: Interpreter,
     key: String,
@@ -77,14 +79,16 @@ pub(crate) struct Installer<'a> {
 
 impl<'a> Installer<'a> {
     pub(crate) fn new(request: &'a Request, recipe: Recipe) -> Result<Self, Failure> {
-        let base = interpreter::find(request.python.as_deref(), &request.search)?;
+        let cache = absolute(&request.cache)?;
+        let named = request.python.as_deref().map(absolute).transpose()?;
+        let base = interpreter::find(named.as_deref(), &request.search)?;
         let key = recipe.key(base.minor());
-        let directory = request
-            .cache
+        let directory = cache
             .join("env")
             .join(format!("{}-{}", recipe.name, &key[..12]));
         Ok(Self {
             request,
+            cache,
             recipe,
             base,
             key,
@@ -102,7 +106,7 @@ impl<'a> Installer<'a> {
         };
         match self.state() {
             State::Complete(manifest) => {
-                let model = model::locate(&self.request.model, &self.recipe, &self.request.cache)?;
+                let model = model::locate(&self.request.model, &self.recipe, &self.cache)?;
                 Ok(self.installed(*manifest, model))
             }
             State::Absent => Err(absent("not installed", "nothing".to_owned())),
@@ -116,7 +120,7 @@ impl<'a> Installer<'a> {
         if let State::Complete(manifest) = self.state() {
             return self.with_model(*manifest, reporter);
         }
-        log::create_dir(&self.request.cache.join("env"))?;
+        log::create_dir(&self.cache.join("env"))?;
         let held = lock::wait_to_install(&self.directory, INSTALL_LIMIT, reporter)?;
         let manifest = match self.state() {
             State::Complete(manifest) => *manifest,
@@ -237,7 +241,7 @@ impl<'a> Installer<'a> {
         space::require(&what, &self.directory, need.environment)?;
         let uv = uv::find_or_bring(
             &self.recipe.pins.uv,
-            &self.request.cache,
+            &self.cache,
             &self.base,
             &self.request.search,
             reporter,
@@ -361,7 +365,7 @@ impl<'a> Installer<'a> {
         let model = model::install(
             &self.request.model,
             &self.recipe,
-            &self.request.cache,
+            &self.cache,
             &python(&self.directory),
             reporter,
         )?;
@@ -396,6 +400,11 @@ impl<'a> Installer<'a> {
             reason: manifest.etcd_reason.clone(),
         })
     }
+}
+
+/// `path` from the root, links kept: a virtual environment's interpreter is one.
+pub(crate) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|error| log::io("cannot find the place", path, &error))
 }
 
 /// The interpreter of the environment in `directory`.

@@ -21,6 +21,7 @@ use rustix::process::{PidfdFlags, Signal};
 
 use crate::failure::Failure;
 
+use super::child;
 use super::progress::Reporter;
 
 /// A lock that is held until this is dropped.
@@ -96,7 +97,7 @@ pub(crate) fn attempt_for_a_second(
         if lock.is_some() || started.elapsed() > Duration::from_secs(1) {
             return Ok(lock);
         }
-        std::thread::sleep(Duration::from_millis(20));
+        child::pause(Duration::from_millis(20));
     }
 }
 
@@ -153,7 +154,7 @@ pub(crate) fn wait_to_install(
             Ok(None) => {
                 reporter.step(&format!("Waiting for {}", waiting_for(&path)));
                 end_orphans(&path);
-                std::thread::sleep(Duration::from_millis(150));
+                child::pause(Duration::from_millis(150));
             }
             Err(error) => return Err(unusable(&path, &error.to_string())),
         }

@@ -1,7 +1,7 @@
 //! The software under test: locked environments of ours, or an interpreter the user names.
 //!
-//! What belongs here: making software ready to be planned with ([`install`], [`external`]),
-//! finding it again ([`locate`]), listing and removing it ([`inventory`]), and keeping it from
+//! What belongs here: making software ready to be planned with ([`ensure`], or by hand
+//! [`install()`] and [`external()`]), finding it again ([`find`], [`locate`]), listing and removing it ([`inventory`]), and keeping it from
 //! being removed while a stack runs from it ([`Installed::hold`]). What does not: whether its
 //! parts fit one another and the machine (`gate`), and starting any of it (`stack`).
 //!
@@ -29,6 +29,7 @@ mod lock;
 mod log;
 mod manifest;
 mod model;
+mod of_profile;
 mod packages;
 pub mod preflight;
 pub mod progress;
@@ -45,6 +46,7 @@ pub use external::external;
 pub use install::{Request, install, locate};
 pub use inventory::Hold;
 pub use model::ModelRequest;
+pub use of_profile::{ensure, find};
 pub use space::bytes;
 
 /// One Python distribution as it is installed.

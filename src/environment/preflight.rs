@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::failure::Failure;
 
 use super::assets::{self, Recipe};
+use super::install::absolute;
 use super::{Installed, child, interpreter, log, manifest, packages};
 
 /// It parses some hundred source files; a starved machine needs its time.
@@ -82,6 +83,7 @@ struct Kept {
 
 /// The report on `installed`: the kept one if it still holds, else a new one.
 pub fn preflight(installed: &Installed, cache: &Path) -> Result<Preflight, Failure> {
+    let cache = &absolute(cache)?;
     // The overlay and the scripts of every environment are the same ones for now.
     let recipe = Recipe::embedded("cpu")?;
     let python = interpreter::ask(&installed.python).map_err(|why| {

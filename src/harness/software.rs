@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use crate::config::Config;
 use crate::engine::vllm::VllmBlueprint;
 use crate::engine::Blueprint;
-use crate::environment::{self, Installed, ModelRequest, Request, Reporter};
+use crate::environment::preflight::preflight;
+use crate::environment::progress::Reporter;
+use crate::environment::{self, Installed, ModelRequest, Request};
 use crate::failure::Failure;
 use crate::gate::skew::preflight_failure;
 use crate::stack::lease::LaunchSpec;
@@ -101,7 +103,7 @@ fn external(config: &Config, reporter: &mut dyn Reporter) -> Result<Installed, F
 /// # Errors
 /// Skew, naming the pair; Environment, if the software cannot be examined.
 pub fn prepare(config: &Config, installed: Installed) -> Result<Prepared, Failure> {
-    let report = environment::preflight(&installed, &config.paths.cache)?;
+    let report = preflight(&installed, &config.paths.cache)?;
     if let Some(failure) = preflight_failure(&report) {
         return Err(failure);
     }

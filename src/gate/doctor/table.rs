@@ -25,20 +25,20 @@ pub(super) fn render(report: &Report, width: u16) -> String {
         let hint = row.hint.as_deref().unwrap_or_default();
         table.add_row([mark, &row.need, &row.found, hint]);
     }
+    let profile = &report.profile;
     let unmet = report
         .rows
         .iter()
         .filter(|row| row.status == Status::Unmet)
         .count();
-    let verdict = match (report.runnable, report.class) {
-        (true, _) => format!("The `{}` profile can run here.", report.profile),
-        (false, Some(class)) => {
-            format!(
-                "The `{}` profile cannot run here ({class}): {unmet} needs are not met.",
-                report.profile
-            )
-        }
-        (false, None) => format!("The `{}` profile cannot run here.", report.profile),
+    let class = report
+        .class
+        .map(|class| format!(" ({class})"))
+        .unwrap_or_default();
+    let verdict = match unmet {
+        0 => format!("The `{profile}` profile can run here."),
+        1 => format!("The `{profile}` profile cannot run here{class}: one need is not met."),
+        _ => format!("The `{profile}` profile cannot run here{class}: {unmet} needs are not met."),
     };
     format!("{}\n\n{verdict}", table.trim_fmt())
 }
