@@ -19,6 +19,7 @@ mod source;
 #[cfg(test)]
 pub(crate) mod testing;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -70,6 +71,16 @@ pub struct InstaState {
     pub force_pass: bool,
     /// `INSTA_UPDATE`, as it is.
     pub update: Option<String>,
+}
+
+impl InstaState {
+    /// As variables, for a report.
+    #[must_use]
+    pub fn variables(&self) -> BTreeMap<String, String> {
+        let force = self.force_pass.then(|| ("INSTA_FORCE_PASS".to_owned(), "1".to_owned()));
+        let update = self.update.clone().map(|text| ("INSTA_UPDATE".to_owned(), text));
+        force.into_iter().chain(update).collect()
+    }
 }
 
 /// Everything a run is configured with.

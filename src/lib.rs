@@ -7,6 +7,7 @@
 
 pub mod cases;
 pub mod client;
+pub mod commands;
 pub mod config;
 pub mod engine;
 pub mod environment;

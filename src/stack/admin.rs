@@ -48,6 +48,29 @@ pub struct Downed {
     pub outcome: Outcome,
 }
 
+impl Downed {
+    /// Whether nothing of it is left.
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        !matches!(self.outcome, Outcome::Busy { .. } | Outcome::Failed(_))
+    }
+}
+
+impl std::fmt::Display for Downed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} (profile {}): ", self.fingerprint, self.profile)?;
+        match &self.outcome {
+            Outcome::Stopped => f.write_str("stopped"),
+            Outcome::Busy { holder } => {
+                write!(f, "in use by {holder}; --force stops it all the same")
+            }
+            Outcome::Swept(swept) => write!(f, "its supervisor was dead; {swept}"),
+            Outcome::Nothing => f.write_str("was not running"),
+            Outcome::Failed(failure) => write!(f, "{failure}"),
+        }
+    }
+}
+
 /// Every stack of this state directory that runs or left something behind. A stack whose
 /// supervisor is dead has the state `dead`; `down` removes what it left.
 pub fn status(state_dir: &Path) -> Result<Vec<Status>, Failure> {

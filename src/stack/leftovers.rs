@@ -25,6 +25,17 @@ pub struct Swept {
     pub files: Vec<PathBuf>,
 }
 
+impl std::fmt::Display for Swept {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{} processes killed, {} shared-memory files removed",
+            self.processes,
+            self.files.len()
+        )
+    }
+}
+
 /// What earlier generations left behind.
 #[derive(Debug)]
 pub struct Leftovers {

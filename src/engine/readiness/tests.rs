@@ -4,6 +4,7 @@
 use std::sync::Mutex;
 
 use super::*;
+use crate::plan::ChosenDiscovery;
 use crate::client::testing::{PIN, Script, serve};
 
 const ID: u64 = 16_336_821_686_602_806_569;

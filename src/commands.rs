@@ -1,0 +1,263 @@
+//! The commands of `kvcr-phase1`, one function each. Parsing is `main.rs`'s; what the commands
+//! stand on is the rest of the crate.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use crate::cases::PHASE1;
+use crate::config::{Config, UsageError};
+use crate::evidence::result::ArmResult;
+use crate::failure::Failure;
+use crate::gate;
+use crate::harness::interrupt::Interrupt;
+use crate::harness::report::Progress;
+use crate::harness::{FAILED, run, software};
+use crate::plan;
+use crate::stack::lease::{self, LeaseRequest};
+use crate::stack::protocol::{Mode, StackInfo, Status};
+use crate::stack::admin;
+
+/// Seconds that `up --detach` keeps an unused stack.
+const DETACHED_KEEP: u64 = 3600;
+
+/// Brings the stack up and holds it until Ctrl-C, or leaves it warm for an hour.
+#[must_use]
+pub fn up(mut config: Config, detach: bool) -> ExitCode {
+    if detach {
+        config.profile.stack.keep_seconds = config.profile.stack.keep_seconds.max(DETACHED_KEEP);
+    }
+    match bring_up(&config, detach) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failed(&failure),
+    }
+}
+
+fn bring_up(config: &Config, detach: bool) -> Result<(), Failure> {
+    let mut progress = Progress::default();
+    let installed = software::install(config, progress.steps())?;
+    let prepared = software::prepare(config, installed)?;
+    let spec = &prepared.spec;
+    let (state, fingerprint) = (spec.state_dir.clone(), spec.fingerprint.clone());
+    let interrupt = Interrupt::install(move || admin::ask_down(&state, &fingerprint));
+    let request = LeaseRequest {
+        run_id: config.run_id.clone(),
+        case: "up".into(),
+        mode: Mode::Shared,
+    };
+    let lease = match lease::acquire(spec, &request, &mut progress, interrupt.flag()) {
+        Ok(lease) => lease,
+        Err(failure) => {
+            if interrupt.cause().is_some() {
+                let _ = admin::down(&spec.state_dir, Some(&spec.fingerprint), false);
+            }
+            return Err(failure);
+        }
+    };
+    drop(progress);
+    println!("{}", describe(lease.stack()));
+    if detach {
+        println!("warm for {} s without use; `kvcr-phase1 down` stops it now", spec.keep_seconds);
+        return Ok(());
+    }
+    println!("held until Ctrl-C");
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::environment("no runtime").found(error))?;
+    let gone = runtime.block_on(async {
+        let mut look = tokio::time::interval(std::time::Duration::from_millis(200));
+        loop {
+            tokio::select! {
+                _ = interrupt.seen() => return None,
+                _ = look.tick() => if let Some(failure) = lease.broken() { return Some(failure) },
+            }
+        }
+    });
+    drop(lease);
+    if let Some(failure) = gone {
+        return Err(failure);
+    }
+    for downed in admin::down(&spec.state_dir, Some(&spec.fingerprint), false)? {
+        println!("{downed}");
+    }
+    Ok(())
+}
+
+fn describe(stack: &StackInfo) -> String {
+    let mut text = format!(
+        "generation {} of {} is ready after {:.1} s\n  front door  {}\n  logs        {}",
+        stack.generation,
+        stack.fingerprint,
+        stack.bring_up_ms as f64 / 1000.0,
+        stack.plan.frontend_url,
+        stack.logs.display(),
+    );
+    for worker in &stack.workers {
+        text += &format!(
+            "\n  {:<11} instance {}, {}",
+            worker.process, worker.instance_id, worker.metrics_url
+        );
+    }
+    for process in &stack.processes {
+        text += &format!("\n  {:<11} pid {}", process.name, process.pid);
+    }
+    text
+}
+
+/// Says what runs and who holds it.
+#[must_use]
+pub fn status(config: &Config, json: bool) -> ExitCode {
+    let stacks = match admin::status(&config.paths.state) {
+        Ok(stacks) => stacks,
+        Err(failure) => return failed(&failure),
+    };
+    if json {
+        match serde_json::to_string_pretty(&stacks) {
+            Ok(text) => println!("{text}"),
+            Err(error) => return failed(&Failure::environment("no JSON").found(error)),
+        }
+    } else if stacks.is_empty() {
+        println!("no stack runs, and none left anything behind");
+    } else {
+        for stack in &stacks {
+            println!("{}", describe_status(stack));
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn describe_status(status: &Status) -> String {
+    let mut text = format!(
+        "{} (profile {}): {}, generation {}, supervisor {}",
+        status.fingerprint, status.profile, status.state, status.generation, status.supervisor_pid
+    );
+    if let Some(url) = &status.frontend_url {
+        text += &format!("\n  front door  {url}");
+    }
+    for lease in &status.leases {
+        text += &format!("\n  held by     {lease}");
+    }
+    for lease in &status.queued {
+        text += &format!("\n  waiting     {lease}");
+    }
+    if let Some(seconds) = status.idle_stop_in_seconds {
+        text += &format!("\n  stops in    {seconds} s if nobody uses it");
+    }
+    if let Some(failure) = &status.failure {
+        text += &format!("\n  {failure}");
+    }
+    for process in &status.processes {
+        text += &format!("\n  {:<11} pid {}, {}", process.name, process.pid, process.log.display());
+    }
+    text
+}
+
+/// Stops every stack of this state directory and removes what dead ones left behind.
+#[must_use]
+pub fn down(config: &Config, force: bool) -> ExitCode {
+    match admin::down(&config.paths.state, None, force) {
+        Ok(downed) if downed.is_empty() => {
+            println!("nothing to stop");
+            ExitCode::SUCCESS
+        }
+        Ok(downed) => {
+            let all = downed.iter().all(admin::Downed::is_down);
+            for one in &downed {
+                println!("{one}");
+            }
+            if all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(failure) => failed(&failure),
+    }
+}
+
+/// Prints what would be started, with placeholder ports and directories.
+#[must_use]
+pub fn render(config: &Config, json: bool) -> ExitCode {
+    let mut progress = Progress::default();
+    let plan = software::locate(config, progress.steps()).and_then(|installed| {
+        crate::engine::vllm::VllmBlueprint::new(config.clone(), installed).canonical_plan()
+    });
+    drop(progress);
+    match plan {
+        Ok(plan) if json => match serde_json::to_string_pretty(&plan) {
+            Ok(text) => println!("{text}"),
+            Err(error) => return failed(&Failure::environment("no JSON").found(error)),
+        },
+        Ok(plan) => print!("{}", plan::render(&plan)),
+        Err(failure) => return failed(&failure),
+    }
+    ExitCode::SUCCESS
+}
+
+/// Says whether this machine can run the profile.
+#[must_use]
+pub fn doctor(config: &Config, args: &gate::cli::DoctorArgs) -> ExitCode {
+    let mut progress = Progress::default();
+    let installed = software::locate(config, progress.steps());
+    drop(progress);
+    let shm_bytes = installed
+        .as_ref()
+        .ok()
+        .and_then(|installed| {
+            let blueprint =
+                crate::engine::vllm::VllmBlueprint::new(config.clone(), installed.clone());
+            Some(blueprint.canonical_plan().ok()?.shm_bytes)
+        })
+        .unwrap_or(0);
+    gate::cli::cli(
+        args,
+        &gate::doctor::Inputs {
+            profile_name: &config.profile_name,
+            profile: &config.profile,
+            paths: &config.paths,
+            installed,
+            shm_bytes,
+            variables: config.insta.variables(),
+        },
+    )
+}
+
+/// Runs one arm again: the same profile and overrides, the same prompts.
+///
+/// # Errors
+/// Usage, if there is no such result.
+pub fn replay(config: &Config, what: &str, began: Instant) -> Result<ExitCode, UsageError> {
+    let (path, result) = recorded(config, what)?;
+    eprintln!("replaying {} of {}", result.name, path.display());
+    // The profile as it was resolved then, not as its file reads now.
+    let again = Config {
+        profile_name: result.profile_name,
+        profile: result.profile,
+        overrides: result.overrides,
+        ..config.clone()
+    };
+    run::run(PHASE1, again, std::slice::from_ref(&result.name), began)
+}
+
+/// `RUN/CASE`: `latest/tc01::cold`, or a path to a `result.json` or its directory.
+fn recorded(config: &Config, what: &str) -> Result<(PathBuf, ArmResult), UsageError> {
+    let direct = PathBuf::from(what);
+    let path = if direct.is_dir() {
+        direct.join("result.json")
+    } else if direct.is_file() {
+        direct
+    } else {
+        let (run, arm) = what.split_once('/').ok_or_else(|| {
+            UsageError(format!("{what:?} is no RUN/CASE; for example latest/tc01::cold"))
+        })?;
+        config.paths.runs.join(run).join(arm.replace("::", "__")).join("result.json")
+    };
+    let text = std::fs::read_to_string(&path)
+        .map_err(|error| UsageError(format!("no result at {}: {error}", path.display())))?;
+    let result = serde_json::from_str(&text).map_err(|error| {
+        UsageError(format!("{} is not a result this version can read: {error}", path.display()))
+    })?;
+    Ok((path, result))
+}
+
+fn failed(failure: &Failure) -> ExitCode {
+    eprintln!("{failure}");
+    ExitCode::from(FAILED)
+}
