@@ -440,6 +440,8 @@ fn down_cleans_up_after_a_dead_supervisor() {
     eventually("the lock is free", || {
         world.dir().try_lock().unwrap().is_some()
     });
+    // The cookie alone is enough.
+    fs::remove_file(world.dir().generation(1).join("inventory.json")).unwrap();
     assert_eq!(world.status().unwrap().state, "dead");
     let outcome = admin::down(&world.spec.state_dir, None, false)
         .unwrap()
@@ -461,7 +463,9 @@ fn nothing_inherits_our_pipes() {
     client.until("granted");
     client.kill();
     // EOF, although the supervisor and its toys live.
-    assert!(client.lines.next().is_none());
+    let reader = thread::spawn(move || client.lines.next().is_none());
+    eventually("the pipe ends", || reader.is_finished());
+    assert!(reader.join().unwrap());
     assert_eq!(world.status().unwrap().state, "ready");
 }
 
