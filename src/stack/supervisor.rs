@@ -4,14 +4,15 @@
 //! own. It has no policy beyond *start, count, stop*:
 //!
 //! ```text
-//! Starting ──ready──► Ready ──idle, down, evict, a death──► stopping ──► exit
-//!    │ failed
-//!    └────────► Failed (cached for the run) ──another run──► Starting
+//! nothing ──a lease──► Starting ──ready──► Ready ──idle, down, evict, a death──► stopping ──► exit
+//!                       ▲     │ failed
+//!                       │     ▼
+//!           another run └── Failed (remembered for the run)
 //! ```
 //!
-//! [`desk`] answers clients, [`connection`] reads and writes their lines, [`generation`] is one
-//! life of the stack, [`prepare`] what comes before its first spawn, [`group`] a set of its
-//! processes as a task, [`reference`] the KVCR-off engine beside it, [`view`] what people see.
+//! `desk` answers clients, `connection` reads and writes their lines, `generation` is one
+//! life of the stack, `prepare` what comes before its first spawn, `group` a set of its
+//! processes as a task, `reference` the KVCR-off engine beside it, `view` what people see.
 //!
 //! Everything runs on the main thread: the death signal of a child follows the thread that
 //! forked it. Whatever can block is a task; the loop here only decides.
@@ -50,6 +51,8 @@ use crate::failure::Failure;
 /// First argument of a supervisor. Hidden: people never type it.
 pub const SUPERVISE: &str = "__supervise";
 
+/// How long a supervisor without a stack stays: it only keeps an answer.
+const UNWANTED_KEEP: Duration = Duration::from_secs(60);
 /// A client that does not read its last line in time does not get it.
 const LAST_WORDS: Duration = Duration::from_secs(5);
 /// The log is started afresh when a new supervisor finds it this large.
@@ -162,7 +165,12 @@ impl Supervisor<'_> {
             self.spec.profile,
             self.spec.fingerprint
         ));
+        let mut failure = None;
         let stop = loop {
+            // A failure belongs to the run that asked; so nothing starts before somebody asks.
+            if let Some(stop) = self.until_wanted(failure.take()).await {
+                break stop;
+            }
             match self.generation().await {
                 End::Stopped(stop) => break stop,
                 End::Busy(holder) => {
@@ -170,16 +178,14 @@ impl Supervisor<'_> {
                     self.desk.busy(&holder);
                     break Stop::because(format!("busy: {holder}"));
                 }
-                End::Failed(failure) => {
-                    log(&format!("failed: {failure}"));
-                    self.desk.failed(&failure);
-                    if let Some(stop) = self.while_failed(failure).await {
-                        self.close_door();
-                        break stop;
-                    }
+                End::Failed(why) => {
+                    log(&format!("failed: {why}"));
+                    self.desk.failed(&why);
+                    failure = Some(why);
                 }
             }
         };
+        self.close_door();
         log(&format!("exit: {}", stop.why));
         let _ = fs::remove_file(self.dir.state());
         if let Some(id) = stop.reply {
@@ -190,24 +196,28 @@ impl Supervisor<'_> {
         let quiet = async { while self.events.recv().await.is_some() {} };
         let _ = tokio::time::timeout(LAST_WORDS, quiet).await;
     }
-    /// Keeps the answer until another run comes, or nobody does.
-    async fn while_failed(&mut self, failure: Failure) -> Option<Stop> {
+    /// Waits until a lease wants a stack. Meanwhile those whose run has its failure get it.
+    async fn until_wanted(&mut self, failure: Option<Failure>) -> Option<Stop> {
         let view = View {
-            state: "failed",
-            failure: Some(failure),
+            state: if failure.is_some() {
+                "failed"
+            } else {
+                "starting"
+            },
+            failure,
             ..View::default()
         };
         self.write_state(&view);
         loop {
-            let idle_at = self.idle_stop_at(&view);
+            let idle_at = self.desk.idle_since().map(|since| since + UNWANTED_KEEP);
             tokio::select! {
                 Some(event) = self.events.recv() => match self.desk.hear(event) {
-                    Some(Order::Retry) => return None,
+                    Some(Order::Start) => return None,
                     Some(Order::Status(id)) => self.tell_status(id, &view),
                     Some(Order::Stop(id, why)) => return Some(Stop { reply: Some(id), why }),
                     _ => {}
                 },
-                () = at(idle_at) => return Some(Stop::because("failed, and nobody asks")),
+                () = at(idle_at) => return Some(Stop::because("nobody asks")),
                 why = asked_to_end(&mut self.terminate, &mut self.interrupt) => {
                     return Some(Stop::because(why));
                 }

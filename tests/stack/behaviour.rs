@@ -35,6 +35,7 @@ promises![
     a_failed_bring_up_is_remembered_for_the_run_only,
     shared_side_by_side_exclusive_alone_first_come_first_served,
     a_stack_stays_warm_and_stops_when_idle,
+    without_keep_the_stack_goes_with_its_last_lease,
     a_leased_device_is_busy_and_an_idle_one_is_given_up,
     a_device_is_taken_over_from_a_killed_supervisor,
     a_stubborn_process_is_killed,
@@ -319,6 +320,15 @@ fn a_stack_stays_warm_and_stops_when_idle() {
     assert!(world.status().is_none());
     assert!(!world.dir().socket().exists());
     assert_eq!(world.lease().stack().generation, 2);
+}
+
+fn without_keep_the_stack_goes_with_its_last_lease() {
+    let mut world = World::new(&one());
+    world.spec.keep_seconds = 0;
+    drop(world.lease());
+    world.until_nothing_is_left();
+    drop(world.lease());
+    world.until_nothing_is_left();
 }
 
 fn a_leased_device_is_busy_and_an_idle_one_is_given_up() {

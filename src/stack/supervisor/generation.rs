@@ -181,7 +181,7 @@ impl Supervisor<'_> {
                         self.desk.broken(&stopped_on_purpose(&why));
                         return End::Stopped(Stop { reply: Some(id), why });
                     }
-                    Some(Order::Retry) | None => {}
+                    Some(Order::Start) | None => {}
                 },
                 () = at(reference_at) => reference.idle(),
                 () = at(idle_at) => return End::Stopped(Stop::because("nobody needs the stack")),

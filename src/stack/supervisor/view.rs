@@ -9,9 +9,6 @@ use crate::launch::local::Started;
 use crate::stack::protocol::{Status, Tell};
 use crate::stack::state_dir::write_atomic;
 
-/// A failed supervisor only keeps an answer; there is no stack to keep warm.
-const FAILED_KEEP: Duration = Duration::from_secs(60);
-
 /// What is told to people while, and after, a generation runs.
 #[derive(Default)]
 pub(super) struct View {
@@ -24,13 +21,11 @@ pub(super) struct View {
 
 impl Supervisor<'_> {
     pub(super) fn idle_stop_at(&self, view: &View) -> Option<Instant> {
+        // Bring-up goes on when the last client leaves: the next one is seconds away.
+        if view.state != "ready" {
+            return None;
+        }
         let keep = Duration::from_secs(self.spec.keep_seconds);
-        let keep = match view.state {
-            "ready" => keep,
-            "failed" => keep.min(FAILED_KEEP),
-            // Bring-up goes on when the last client leaves: the next one is seconds away.
-            _ => return None,
-        };
         Some(self.desk.idle_since()? + keep)
     }
 
