@@ -35,6 +35,7 @@ promises![
     a_failed_bring_up_is_remembered_for_the_run_only,
     shared_side_by_side_exclusive_alone_first_come_first_served,
     a_stack_stays_warm_and_stops_when_idle,
+    without_keep_the_stack_goes_with_its_last_lease,
     a_leased_device_is_busy_and_an_idle_one_is_given_up,
     a_device_is_taken_over_from_a_killed_supervisor,
     a_stubborn_process_is_killed,
@@ -321,6 +322,15 @@ fn a_stack_stays_warm_and_stops_when_idle() {
     assert_eq!(world.lease().stack().generation, 2);
 }
 
+fn without_keep_the_stack_goes_with_its_last_lease() {
+    let mut world = World::new(&one());
+    world.spec.keep_seconds = 0;
+    drop(world.lease());
+    world.until_nothing_is_left();
+    drop(world.lease());
+    world.until_nothing_is_left();
+}
+
 fn a_leased_device_is_busy_and_an_idle_one_is_given_up() {
     let mut here = World::new(&one());
     here.spec.devices = vec!["GPU-1".to_owned(), "GPU-0".to_owned()];
@@ -440,6 +450,8 @@ fn down_cleans_up_after_a_dead_supervisor() {
     eventually("the lock is free", || {
         world.dir().try_lock().unwrap().is_some()
     });
+    // The cookie alone is enough.
+    fs::remove_file(world.dir().generation(1).join("inventory.json")).unwrap();
     assert_eq!(world.status().unwrap().state, "dead");
     let outcome = admin::down(&world.spec.state_dir, None, false)
         .unwrap()
@@ -461,7 +473,9 @@ fn nothing_inherits_our_pipes() {
     client.until("granted");
     client.kill();
     // EOF, although the supervisor and its toys live.
-    assert!(client.lines.next().is_none());
+    let reader = thread::spawn(move || client.lines.next().is_none());
+    eventually("the pipe ends", || reader.is_finished());
+    assert!(reader.join().unwrap());
     assert_eq!(world.status().unwrap().state, "ready");
 }
 

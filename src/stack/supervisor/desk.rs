@@ -26,8 +26,8 @@ pub(super) enum Order {
     Status(ConnId),
     /// Somebody wants the stack stopped, and may.
     Stop(ConnId, String),
-    /// Bring-up failed for another run; this one may try.
-    Retry,
+    /// No stack is up, and a lease that may have one wants it.
+    Start,
     /// A lease that was granted is over.
     Ended(ConnId),
 }
@@ -35,9 +35,12 @@ pub(super) enum Order {
 /// What the desk tells those who come.
 #[derive(Debug)]
 enum Phase {
-    Starting { last: Option<Tell> },
+    Starting {
+        last: Option<Tell>,
+    },
     Ready(Box<StackInfo>),
-    Failed,
+    /// Nothing runs: nobody asked yet, or bring-up failed.
+    Down,
 }
 
 #[derive(Debug)]
@@ -77,7 +80,7 @@ impl Desk {
             fingerprint: fingerprint.to_owned(),
             conns: BTreeMap::new(),
             queue: Queue::default(),
-            phase: Phase::Starting { last: None },
+            phase: Phase::Down,
             runs: BTreeSet::new(),
             failures: BTreeMap::new(),
             variants: BTreeMap::new(),
@@ -179,7 +182,7 @@ impl Desk {
                 self.grant();
                 None
             }
-            Phase::Failed => Some(Order::Retry),
+            Phase::Down => Some(Order::Start),
         }
     }
 
@@ -272,7 +275,7 @@ impl Desk {
 
     /// Bring-up failed, and everything is stopped again.
     pub(super) fn failed(&mut self, failure: &Failure) {
-        self.phase = Phase::Failed;
+        self.phase = Phase::Down;
         self.idle_since = Instant::now();
         for run in std::mem::take(&mut self.runs) {
             if self.failures.len() >= RUNS_MAX {
@@ -427,7 +430,7 @@ mod tests {
         assert_eq!(lease(&mut desk, &two, "run1"), None);
         assert_eq!(two.1.try_recv(), Ok(Tell::Failed { failure }));
         let three = connect(&mut desk, 3);
-        assert_eq!(lease(&mut desk, &three, "run2"), Some(Order::Retry));
+        assert_eq!(lease(&mut desk, &three, "run2"), Some(Order::Start));
     }
 
     #[test]
