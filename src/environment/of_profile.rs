@@ -15,7 +15,7 @@ pub fn ensure(
     reporter: &mut dyn Reporter,
 ) -> Result<Installed, Failure> {
     match asked(profile, cache)? {
-        Asked::Locked(request) => install(&request, reporter),
+        Asked::Locked(request) => Ok(as_asked(profile, install(&request, reporter)?)),
         Asked::External(python) => of_user(profile, python, cache, reporter),
     }
 }
@@ -24,7 +24,7 @@ pub fn ensure(
 /// model is built at need.
 pub fn find(profile: &Profile, cache: &Path) -> Result<Installed, Failure> {
     match asked(profile, cache)? {
-        Asked::Locked(request) => locate(&request),
+        Asked::Locked(request) => Ok(as_asked(profile, locate(&request)?)),
         Asked::External(python) => of_user(profile, python, cache, &mut Silent),
     }
 }
@@ -49,6 +49,14 @@ fn asked<'a>(profile: &'a Profile, cache: &Path) -> Result<Asked<'a>, Failure> {
             .expected("environment.lock or environment.python")
             .hint("add `lock = \"cpu\"` below [environment]")),
     }
+}
+
+/// A locked environment always has its overlay on disk; the profile says whether it is used.
+fn as_asked(profile: &Profile, mut installed: Installed) -> Installed {
+    if !profile.environment.overlay {
+        installed.overlay = None;
+    }
+    installed
 }
 
 fn of_user(

@@ -4,6 +4,8 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::Profile;
+use crate::config::profile::{DeviceKind, DiscoveryBackend};
 use crate::environment::bytes;
 use crate::failure::Failure;
 
@@ -92,6 +94,33 @@ pub fn decide(needs: &[Need], facts: &Facts) -> Decision {
             })
         })
         .unwrap_or(Decision::Runnable)
+}
+
+/// What every case needs, because the stack of `profile` does.
+pub fn of_profile(profile: &Profile, shm_bytes: u64) -> Vec<Need> {
+    let mut needs = Vec::new();
+    if let Some(last) = gpus(profile).into_iter().max() {
+        needs.push(Need::Gpus {
+            count: last as usize + 1,
+        });
+    }
+    if profile.discovery.backend == DiscoveryBackend::Etcd {
+        needs.push(Need::Etcd);
+    }
+    needs.push(Need::NonLoopback {
+        address: profile.network.host_address,
+    });
+    needs.push(Need::Shm { bytes: shm_bytes });
+    needs
+}
+
+/// The device of each worker, repeated where one is shared; none on host cores.
+pub(super) fn gpus(profile: &Profile) -> Vec<u32> {
+    match (profile.engine.device, profile.devices.gpus.is_empty()) {
+        (DeviceKind::Cpu, _) => Vec::new(),
+        (DeviceKind::Cuda, false) => profile.devices.gpus.clone(),
+        (DeviceKind::Cuda, true) => (0..profile.topology.workers as u32).collect(),
+    }
 }
 
 /// Whether `case` (`tc03::hinted_and_fresh`) may not be gated, by what was required: `all`, a

@@ -3,6 +3,7 @@
 use crate::config::profile::{DeviceKind, DiscoveryBackend};
 use crate::environment::bytes;
 use crate::failure::{Class, Failure};
+use crate::gate::needs::gpus as gpus_of;
 use crate::gate::{Need, skew};
 
 use super::{Examined, Finding, Status};
@@ -273,11 +274,7 @@ fn devices(examined: &Examined<'_>, rows: &mut Vec<Finding>) {
         Ok(gpus) => gpus.as_slice(),
         Err(_) => &[],
     };
-    let wanted: Vec<u32> = match (profile.engine.device, profile.devices.gpus.is_empty()) {
-        (DeviceKind::Cpu, _) => Vec::new(),
-        (DeviceKind::Cuda, false) => profile.devices.gpus.clone(),
-        (DeviceKind::Cuda, true) => (0..profile.topology.workers as u32).collect(),
-    };
+    let wanted = gpus_of(profile);
     if let Some(last) = wanted.iter().max() {
         let need = Need::Gpus {
             count: *last as usize + 1,

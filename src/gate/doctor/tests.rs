@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use super::*;
-use crate::config::profile::DeviceKind;
+use crate::config::profile::{DeviceKind, DiscoveryBackend};
 use crate::environment::Package;
 use crate::environment::preflight::PackageReport;
 use crate::gate::needs::tests::facts;
+use crate::gate::needs::{Need, of_profile};
 use crate::gate::skew::tests::probe;
 
 const PROFILE: &str = r#"
@@ -308,6 +309,24 @@ fn devices_must_have_room_for_everyone_who_shares_them() {
     case.examined = |it| it.facts.gpus = Err("no NVIDIA driver".to_owned());
     assert_eq!(case.row("gpus").found, "no NVIDIA driver");
     assert!(!case.report().runnable);
+}
+
+#[test]
+fn what_every_case_needs_follows_from_the_profile() {
+    let mut case = Case::new();
+    let any = Need::NonLoopback { address: None };
+    let shm = Need::Shm { bytes: 7 };
+    let needs = |case: &Case| of_profile(&case.profile, 7);
+    assert_eq!(needs(&case), [any.clone(), shm.clone()]);
+    case.profile.engine.device = DeviceKind::Cuda;
+    case.profile.discovery.backend = DiscoveryBackend::Etcd;
+    let devices = Need::Gpus { count: 2 };
+    assert_eq!(
+        needs(&case),
+        [devices, Need::Etcd, any.clone(), shm.clone()]
+    );
+    case.profile.devices.gpus = vec![3, 3];
+    assert_eq!(needs(&case)[0], Need::Gpus { count: 4 });
 }
 
 #[test]
