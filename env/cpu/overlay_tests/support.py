@@ -14,14 +14,20 @@ if str(OVERLAY) not in sys.path:
     sys.path.insert(0, str(OVERLAY))
 
 
-def needs(*names: str) -> "type[unittest.TestCase] | object":
-    """Skip, with the reason, where a module cannot be imported."""
+def missing(*names: str) -> str:
+    """Why these modules cannot be imported, or nothing."""
     for name in names:
         try:
             importlib.import_module(name)
         except Exception as error:  # noqa: BLE001 (any failure to import is a reason)
-            return unittest.skip(f"{name} cannot be imported: {type(error).__name__}: {error}")
-    return lambda test: test
+            return f"{name} cannot be imported: {type(error).__name__}: {error}"
+    return ""
+
+
+def needs(*names: str):
+    """Skip a test or a class, with the reason, where a module cannot be imported."""
+    reason = missing(*names)
+    return unittest.skipIf(bool(reason), reason)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 FLOOR_SECONDS = 0.001
 QUIET_ROUNDS = 8
 PROGRESS_CEILING_SECONDS = 0.05
-SCHEDULER_CEILING_SECONDS = 0.2
+SCHEDULER_CEILING_SECONDS = 0.5
 # Where a loop cannot be woken by an event, the ceiling is a latency: keep it small.
 BLIND_CEILING_SECONDS = 0.005
 # NIXL's progress thread sleeps this long between polls (upstream: not at all, one core an agent).

@@ -139,7 +139,7 @@ def kvcr_real_work(module: "ModuleType") -> None:
 def engine_idle_wait(module: "ModuleType") -> None:
     """With the KVCR tier the engine core never blocks on its input queue: it steps, and has the worker step, without a pause.
 
-    Changes: before such a step with nothing but polling to do it waits on its input queue for 1 to 200 ms (backing off); a request, an
+    Changes: before such a step with nothing but polling to do it waits on its input queue for 1 to 500 ms (backing off); a request, an
     abort, a shutdown or a completion of KVCR's progress thread ends the wait at once. Does not change: which steps are made with work
     outstanding, what a step does, the order of requests.
     """
