@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use crate::cases::PHASE1;
 use crate::config::{Config, UsageError};
+use crate::environment;
 use crate::evidence::result::ArmResult;
 use crate::failure::Failure;
 use crate::gate;
@@ -14,9 +15,9 @@ use crate::harness::interrupt::Interrupt;
 use crate::harness::report::Progress;
 use crate::harness::{FAILED, run, software};
 use crate::plan;
+use crate::stack::admin;
 use crate::stack::lease::{self, LeaseRequest};
 use crate::stack::protocol::{Mode, StackInfo, Status};
-use crate::stack::admin;
 
 /// Seconds that `up --detach` keeps an unused stack.
 const DETACHED_KEEP: u64 = 3600;
@@ -35,7 +36,7 @@ pub fn up(mut config: Config, detach: bool) -> ExitCode {
 
 fn bring_up(config: &Config, detach: bool) -> Result<(), Failure> {
     let mut progress = Progress::default();
-    let installed = software::install(config, progress.steps())?;
+    let installed = environment::ensure(&config.profile, &config.paths.cache, progress.steps())?;
     let prepared = software::prepare(config, installed)?;
     let spec = &prepared.spec;
     let (state, fingerprint) = (spec.state_dir.clone(), spec.fingerprint.clone());
@@ -57,7 +58,10 @@ fn bring_up(config: &Config, detach: bool) -> Result<(), Failure> {
     drop(progress);
     println!("{}", describe(lease.stack()));
     if detach {
-        println!("warm for {} s without use; `kvcr-phase1 down` stops it now", spec.keep_seconds);
+        println!(
+            "warm for {} s without use; `kvcr-phase1 down` stops it now",
+            spec.keep_seconds
+        );
         return Ok(());
     }
     println!("held until Ctrl-C");
@@ -148,7 +152,12 @@ fn describe_status(status: &Status) -> String {
         text += &format!("\n  {failure}");
     }
     for process in &status.processes {
-        text += &format!("\n  {:<11} pid {}, {}", process.name, process.pid, process.log.display());
+        text += &format!(
+            "\n  {:<11} pid {}, {}",
+            process.name,
+            process.pid,
+            process.log.display()
+        );
     }
     text
 }
@@ -166,7 +175,11 @@ pub fn down(config: &Config, force: bool) -> ExitCode {
             for one in &downed {
                 println!("{one}");
             }
-            if all { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            if all {
+                ExitCode::SUCCESS
+            } else {
+                ExitCode::FAILURE
+            }
         }
         Err(failure) => failed(&failure),
     }
@@ -175,11 +188,9 @@ pub fn down(config: &Config, force: bool) -> ExitCode {
 /// Prints what would be started, with placeholder ports and directories.
 #[must_use]
 pub fn render(config: &Config, json: bool) -> ExitCode {
-    let mut progress = Progress::default();
-    let plan = software::locate(config, progress.steps()).and_then(|installed| {
+    let plan = environment::find(&config.profile, &config.paths.cache).and_then(|installed| {
         crate::engine::vllm::VllmBlueprint::new(config.clone(), installed).canonical_plan()
     });
-    drop(progress);
     match plan {
         Ok(plan) if json => match serde_json::to_string_pretty(&plan) {
             Ok(text) => println!("{text}"),
@@ -194,9 +205,7 @@ pub fn render(config: &Config, json: bool) -> ExitCode {
 /// Says whether this machine can run the profile.
 #[must_use]
 pub fn doctor(config: &Config, args: &gate::cli::DoctorArgs) -> ExitCode {
-    let mut progress = Progress::default();
-    let installed = software::locate(config, progress.steps());
-    drop(progress);
+    let installed = environment::find(&config.profile, &config.paths.cache);
     let shm_bytes = installed
         .as_ref()
         .ok()
@@ -245,14 +254,24 @@ fn recorded(config: &Config, what: &str) -> Result<(PathBuf, ArmResult), UsageEr
         direct
     } else {
         let (run, arm) = what.split_once('/').ok_or_else(|| {
-            UsageError(format!("{what:?} is no RUN/CASE; for example latest/tc01::cold"))
+            UsageError(format!(
+                "{what:?} is no RUN/CASE; for example latest/tc01::cold"
+            ))
         })?;
-        config.paths.runs.join(run).join(arm.replace("::", "__")).join("result.json")
+        config
+            .paths
+            .runs
+            .join(run)
+            .join(arm.replace("::", "__"))
+            .join("result.json")
     };
     let text = std::fs::read_to_string(&path)
         .map_err(|error| UsageError(format!("no result at {}: {error}", path.display())))?;
     let result = serde_json::from_str(&text).map_err(|error| {
-        UsageError(format!("{} is not a result this version can read: {error}", path.display()))
+        UsageError(format!(
+            "{} is not a result this version can read: {error}",
+            path.display()
+        ))
     })?;
     Ok((path, result))
 }

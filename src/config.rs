@@ -77,8 +77,13 @@ impl InstaState {
     /// As variables, for a report.
     #[must_use]
     pub fn variables(&self) -> BTreeMap<String, String> {
-        let force = self.force_pass.then(|| ("INSTA_FORCE_PASS".to_owned(), "1".to_owned()));
-        let update = self.update.clone().map(|text| ("INSTA_UPDATE".to_owned(), text));
+        let force = self
+            .force_pass
+            .then(|| ("INSTA_FORCE_PASS".to_owned(), "1".to_owned()));
+        let update = self
+            .update
+            .clone()
+            .map(|text| ("INSTA_UPDATE".to_owned(), text));
         force.into_iter().chain(update).collect()
     }
 }

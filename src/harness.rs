@@ -27,6 +27,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::cases::{Arm, Case};
 use crate::config::{self, Config, ProcessEnv, UsageError};
+use crate::environment;
 use crate::failure::Failure;
 use crate::gate::{Decision, needs, store};
 use crate::snapshot;
@@ -50,7 +51,10 @@ pub fn main(cases: &'static [Case]) -> ExitCode {
     let mut args = std::env::args_os();
     let program = args.next().unwrap_or_else(|| "phase1".into());
     let args: Vec<OsString> = args.collect();
-    if args.first().is_some_and(|first| first == supervisor::SUPERVISE) {
+    if args
+        .first()
+        .is_some_and(|first| first == supervisor::SUPERVISE)
+    {
         return supervisor::main(args.into_iter().skip(1), &software::build);
     }
     match trials(cases, program, args, began) {
@@ -87,11 +91,12 @@ fn trials(
         }
     };
 
-    let mut progress = Progress::default();
-    let installed = software::locate(&config, progress.steps());
+    let installed = environment::find(&config.profile, &config.paths.cache);
     let gate = gate(&config, installed.as_ref().err());
-    let decisions: BTreeMap<String, Decision> =
-        arms.iter().map(|arm| (arm.name.to_owned(), gate.clone())).collect();
+    let decisions: BTreeMap<String, Decision> = arms
+        .iter()
+        .map(|arm| (arm.name.to_owned(), gate.clone()))
+        .collect();
     let gates = if config.under_nextest {
         store::of_run(&config.paths.state, &config.run_id, || decisions.clone()).map(Some)
     } else {
@@ -121,23 +126,24 @@ fn trials(
             let required = needs::required(&runner.config.require, arm.name);
             let stored = gates.clone();
             Trial::test(arm.name, move || {
-                if let Some(gates) = stored.map_err(Failed::from)? {
-                    if let Some(drift) = store::drift(&gates, arm.name, &now) {
-                        return Err(drift.into());
-                    }
+                if let Some(gates) = stored.map_err(Failed::from)?
+                    && let Some(drift) = store::drift(&gates, arm.name, &now)
+                {
+                    return Err(drift.into());
                 }
                 // Reached only where somebody insisted: a required arm, or --run-ignored.
                 if let Decision::Gated { .. } = &now {
                     let failure = now.required_failure(arm.name);
                     return Err(failure.map_or_else(Failed::without_message, Failed::from));
                 }
-                let result = runner.run(arm, &mut Progress::default()).map_err(Failed::from)?;
+                let result = runner
+                    .run(arm, &mut Progress::default())
+                    .map_err(Failed::from)?;
                 arm::message(&result).map_or(Ok(()), |message| Err(message.into()))
             })
             .with_ignored_flag(matches!(gate, Decision::Gated { .. }) && !required)
         })
         .collect();
-    drop(progress);
 
     let selected = trials
         .iter()
@@ -187,7 +193,10 @@ fn gate(config: &Config, missing: Option<&Failure>) -> Decision {
 /// Listens for signals; on the second Ctrl-C the supervisor is told to stop without us.
 fn interrupt(config: &Config, prepared: &Result<software::Prepared, Failure>) -> Interrupt {
     let state = config.paths.state.clone();
-    let fingerprint = prepared.as_ref().ok().map(|prepared| prepared.spec.fingerprint.clone());
+    let fingerprint = prepared
+        .as_ref()
+        .ok()
+        .map(|prepared| prepared.spec.fingerprint.clone());
     Interrupt::install(move || {
         if let Some(fingerprint) = &fingerprint {
             admin::ask_down(&state, fingerprint);

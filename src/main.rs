@@ -67,7 +67,10 @@ enum Command {
 fn main() -> ExitCode {
     let began = Instant::now();
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    if args.first().is_some_and(|first| first == supervisor::SUPERVISE) {
+    if args
+        .first()
+        .is_some_and(|first| first == supervisor::SUPERVISE)
+    {
         return supervisor::main(args.into_iter().skip(1), &software::build);
     }
     match dispatch(args, began) {
@@ -91,7 +94,9 @@ fn dispatch(args: Vec<OsString>, began: Instant) -> Result<ExitCode, UsageError>
         // Help and version also come as errors, with an exit code of 0.
         Err(error) => {
             let _ = error.print();
-            return Ok(ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(USAGE)));
+            return Ok(ExitCode::from(
+                u8::try_from(error.exit_code()).unwrap_or(USAGE),
+            ));
         }
     };
     let config = config::load(own, &ProcessEnv)?;
@@ -114,10 +119,22 @@ fn carry_out(command: Command, config: Config, began: Instant) -> Result<ExitCod
 /// Every flag that clap knows, in any subcommand.
 fn flags(command: &clap::Command) -> Vec<Foreign> {
     let mut flags = vec![
-        Foreign { flag: "--help", takes_value: false },
-        Foreign { flag: "-h", takes_value: false },
-        Foreign { flag: "--version", takes_value: false },
-        Foreign { flag: "-V", takes_value: false },
+        Foreign {
+            flag: "--help",
+            takes_value: false,
+        },
+        Foreign {
+            flag: "-h",
+            takes_value: false,
+        },
+        Foreign {
+            flag: "--version",
+            takes_value: false,
+        },
+        Foreign {
+            flag: "-V",
+            takes_value: false,
+        },
     ];
     collect(command, &mut flags);
     flags

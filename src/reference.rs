@@ -119,7 +119,9 @@ impl Kept {
     /// Answers below `folder`.
     #[must_use]
     pub fn new(folder: &Path) -> Self {
-        Self { folder: folder.to_owned() }
+        Self {
+            folder: folder.to_owned(),
+        }
     }
 
     /// The answer to `question`, if the reference of this stack gave one already. An unreadable

@@ -58,7 +58,13 @@ impl PinKey {
             self.device_class
         );
         raw.chars()
-            .map(|c| if c.is_ascii_alphanumeric() || "@-._".contains(c) { c } else { '_' })
+            .map(|c| {
+                if c.is_ascii_alphanumeric() || "@-._".contains(c) {
+                    c
+                } else {
+                    '_'
+                }
+            })
             .collect()
     }
 }
@@ -93,8 +99,9 @@ pub fn compare(root: &Path, key: &PinKey, live: &Pinned, update: Update) -> Comp
     let path = folder.join(format!("{name}.snap"));
     let comparison = if path.exists() {
         match read(&path) {
-            Ok(pinned) => first_difference(&pinned, live)
-                .map_or(Comparison::Equal, Comparison::Different),
+            Ok(pinned) => {
+                first_difference(&pinned, live).map_or(Comparison::Equal, Comparison::Different)
+            }
             Err(reason) => Comparison::Unreadable(reason),
         }
     } else {
@@ -134,10 +141,7 @@ fn propose(folder: &Path, key: &PinKey, live: &Pinned) {
     let text = serde_json::to_string_pretty(live).unwrap_or_default();
     let _ = catch_unwind(AssertUnwindSafe(|| {
         settings.bind(|| {
-            #[expect(clippy::disallowed_macros, reason = "this module owns insta")]
-            {
-                insta::assert_snapshot!(key.name(), text);
-            }
+            insta::assert_snapshot!(key.name(), text);
         });
     }));
 }
@@ -197,10 +201,12 @@ pub fn refuse_falsifying(insta: &InstaState) -> Result<Update, Failure> {
     match insta.update.as_deref() {
         None | Some("" | "no" | "auto") => Ok(Update::No),
         Some("new") => Ok(Update::New),
-        Some(other) => Err(Failure::inconclusive("insta is told to overwrite pinned references")
-            .expected("INSTA_UPDATE unset, `no` or `new`")
-            .found(format!("INSTA_UPDATE={other}"))
-            .hint("use INSTA_UPDATE=new, then `cargo insta review`")),
+        Some(other) => Err(
+            Failure::inconclusive("insta is told to overwrite pinned references")
+                .expected("INSTA_UPDATE unset, `no` or `new`")
+                .found(format!("INSTA_UPDATE={other}"))
+                .hint("use INSTA_UPDATE=new, then `cargo insta review`"),
+        ),
     }
 }
 
@@ -209,14 +215,15 @@ pub fn refuse_falsifying(insta: &InstaState) -> Result<Update, Failure> {
 pub(crate) fn golden(name: &str, text: &str) {
     let (folder, stem) = name.rsplit_once('/').unwrap_or(("", name));
     let mut settings = insta::Settings::clone_current();
-    settings.set_snapshot_path(Path::new(env!("CARGO_MANIFEST_DIR")).join("snapshots").join(folder));
+    settings.set_snapshot_path(
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("snapshots")
+            .join(folder),
+    );
     settings.set_prepend_module_to_snapshot(false);
     settings.set_omit_expression(true);
     settings.bind(|| {
-        #[expect(clippy::disallowed_macros, reason = "this module owns insta")]
-        {
-            insta::assert_snapshot!(stem, text);
-        }
+        insta::assert_snapshot!(stem, text);
     });
 }
 
@@ -258,7 +265,10 @@ mod tests {
 
     #[test]
     fn one_edited_token_is_named_by_position_and_value() {
-        assert_eq!(first_difference(&pinned(&[1, 2, 3]), &pinned(&[1, 2, 3])), None);
+        assert_eq!(
+            first_difference(&pinned(&[1, 2, 3]), &pinned(&[1, 2, 3])),
+            None
+        );
         assert_eq!(
             first_difference(&pinned(&[1, 9, 3]), &pinned(&[1, 2, 3])).expect("different"),
             "`long`, generated token 1: pinned 9, reference 2"
@@ -302,7 +312,10 @@ mod tests {
     #[test]
     fn comparing_never_writes() {
         let root = tempfile::tempdir().expect("root");
-        assert_eq!(compare(root.path(), &key(), &pinned(&[1]), Update::No), Comparison::Missing);
+        assert_eq!(
+            compare(root.path(), &key(), &pinned(&[1]), Update::No),
+            Comparison::Missing
+        );
         assert!(!root.path().join("snapshots").exists());
     }
 
@@ -317,7 +330,10 @@ mod tests {
     #[test]
     fn falsifying_settings_are_refused_and_reviewing_ones_are_not() {
         let told = |force_pass, update: Option<&str>| {
-            refuse_falsifying(&InstaState { force_pass, update: update.map(str::to_owned) })
+            refuse_falsifying(&InstaState {
+                force_pass,
+                update: update.map(str::to_owned),
+            })
         };
         assert!(told(true, None).is_err());
         assert!(told(false, Some("always")).is_err());

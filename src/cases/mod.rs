@@ -40,7 +40,9 @@ pub struct Arm {
 
 impl std::fmt::Debug for Arm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Arm").field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("Arm")
+            .field("name", &self.name)
+            .finish_non_exhaustive()
     }
 }
 
@@ -56,7 +58,11 @@ mod tests {
         let mut seen = std::collections::HashSet::new();
         for case in PHASE1 {
             for arm in case.arms {
-                assert!(arm.name.starts_with(&format!("{}::", case.id)), "{}", arm.name);
+                assert!(
+                    arm.name.starts_with(&format!("{}::", case.id)),
+                    "{}",
+                    arm.name
+                );
                 assert!(
                     arm.name
                         .chars()

@@ -100,7 +100,10 @@ impl<'a> Scene<'a> {
             prompts: Prompts::new(model)?,
             blocks: blocks(config)?,
             // New with every lease: the same prompt is cold again on a warm stack.
-            salt: format!("{}-{}-{arm}-{}", config.run_id, stack.generation, stack.variant),
+            salt: format!(
+                "{}-{}-{arm}-{}",
+                config.run_id, stack.generation, stack.variant
+            ),
             client: Client::new(&stack.plan.frontend_url, deadline)?,
             scraper: Scraper::new(SCRAPE_DEADLINE)?,
             kept: Kept::new(&stack.reference_dir),
@@ -160,11 +163,16 @@ impl<'a> Scene<'a> {
     /// `count` prompts of `tokens` tokens that push others out of a cache.
     #[must_use]
     pub fn fillers(&self, count: usize, tokens: u64) -> Vec<Prompt> {
-        self.prompts.fillers(self.key("filler"), count, length(tokens))
+        self.prompts
+            .fillers(self.key("filler"), count, length(tokens))
     }
 
     fn key<'k>(&self, label: &'k str) -> Key<'k> {
-        Key { case: self.arm, arm: label, variant: 0 }
+        Key {
+            case: self.arm,
+            arm: label,
+            variant: 0,
+        }
     }
 
     /// Sends `prompt` to one worker of the stack under test, and checks that this worker served it.
@@ -179,7 +187,9 @@ impl<'a> Scene<'a> {
     ) -> Result<Observation, Failure> {
         let target = self.worker(worker)?;
         let began = Instant::now();
-        let result = self.send(label, prompt, &target, Some(self.salt.clone())).await;
+        let result = self
+            .send(label, prompt, &target, Some(self.salt.clone()))
+            .await;
         self.told.timings.requests += millis(began);
         let seen = result?;
         self.told.requests.push(RequestLine {
@@ -264,7 +274,10 @@ impl<'a> Scene<'a> {
         let mut pair = Vec::with_capacity(2);
         for state in ["cold", "warm"] {
             let label = format!("{}.{state}", question.label);
-            pair.push(self.send(&label, &question.prompt, &reference, salt.clone()).await);
+            pair.push(
+                self.send(&label, &question.prompt, &reference, salt.clone())
+                    .await,
+            );
         }
         self.told.timings.reference_requests += millis(began);
         let [cold, warm] = <[_; 2]>::try_from(pair).expect("two states");
@@ -286,8 +299,14 @@ impl<'a> Scene<'a> {
             ));
             return;
         };
-        let expected = Said { text: &reference.answer.text, tokens: &reference.answer.tokens };
-        let found = Said { text: &seen.text, tokens: &seen.tokens };
+        let expected = Said {
+            text: &reference.answer.text,
+            tokens: &reference.answer.tokens,
+        };
+        let found = Said {
+            text: &seen.text,
+            tokens: &seen.tokens,
+        };
         let check = Check::text_equal(
             format!("tokens_equal_reference[{}]", seen.label),
             Class::Product,
@@ -309,8 +328,12 @@ impl<'a> Scene<'a> {
     /// # Errors
     /// Inconclusive, if they do not settle.
     pub async fn counters(&mut self, name: &str) -> Result<Counters, Failure> {
-        let urls: Vec<String> =
-            self.stack.workers.iter().map(|worker| worker.metrics_url.clone()).collect();
+        let urls: Vec<String> = self
+            .stack
+            .workers
+            .iter()
+            .map(|worker| worker.metrics_url.clone())
+            .collect();
         let settling = Settling::idle(self.config.profile.kvcr.abandon_timeout_ms);
         let began = Instant::now();
         let settled = settle(&self.scraper, &urls, settling).await;
@@ -356,11 +379,21 @@ impl<'a> Scene<'a> {
             }
             Ok(bad) => {
                 let list: Vec<String> = bad.iter().map(ToString::to_string).collect();
-                Check::new(check_name, Class::Product, false, "none failed", list.join(", "))
+                Check::new(
+                    check_name,
+                    Class::Product,
+                    false,
+                    "none failed",
+                    list.join(", "),
+                )
             }
-            Err(reading) => {
-                Check::new(check_name, Class::Inconclusive, false, "a readable count", reading)
-            }
+            Err(reading) => Check::new(
+                check_name,
+                Class::Inconclusive,
+                false,
+                "a readable count",
+                reading,
+            ),
         };
         self.check(check);
     }
@@ -408,6 +441,12 @@ fn millis(began: Instant) -> f64 {
 fn file_name(process: &str, label: &str) -> String {
     format!("{process}-{label}")
         .chars()
-        .map(|c| if c.is_ascii_alphanumeric() || "-_.".contains(c) { c } else { '_' })
+        .map(|c| {
+            if c.is_ascii_alphanumeric() || "-_.".contains(c) {
+                c
+            } else {
+                '_'
+            }
+        })
         .collect()
 }

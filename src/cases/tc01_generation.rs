@@ -62,7 +62,11 @@ fn cold<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
             .reference(&[("short", &short), ("long", &long), ("other_worker", &other)])
             .await?;
 
-        let asked = [("short", &short, 0), ("long", &long, 0), ("other_worker", &other, 1)];
+        let asked = [
+            ("short", &short, 0),
+            ("long", &long, 0),
+            ("other_worker", &other, 1),
+        ];
         let mut stored = vec![0; scene.workers()];
         let mut computed = vec![0; scene.workers()];
         let before = scene.counters("before").await?;
@@ -147,15 +151,44 @@ fn warm_tier<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>>
 
         let delta = deltas.worker(0);
         let counted = [
-            ("hit_outside_the_engine", expected, kvcr::prompt_tokens(delta, PromptSource::ExternalKvTransfer)),
-            ("not_from_the_device", 0, kvcr::cached_tokens(delta, CacheSource::Device)),
-            ("not_from_the_host_tier", 0, kvcr::cached_tokens(delta, CacheSource::Host)),
-            ("delivered_by_own_tier", hit_blocks, kvcr::blocks(delta, Operation::LocalDeliver)),
-            ("bytes_of_own_tier", blocks.bytes_of(hit_blocks), kvcr::read_bytes(delta, Tier::Kvcr)),
-            ("no_peer_asked", 0, kvcr::blocks(delta, Operation::RemoteDeliver)),
+            (
+                "hit_outside_the_engine",
+                expected,
+                kvcr::prompt_tokens(delta, PromptSource::ExternalKvTransfer),
+            ),
+            (
+                "not_from_the_device",
+                0,
+                kvcr::cached_tokens(delta, CacheSource::Device),
+            ),
+            (
+                "not_from_the_host_tier",
+                0,
+                kvcr::cached_tokens(delta, CacheSource::Host),
+            ),
+            (
+                "delivered_by_own_tier",
+                hit_blocks,
+                kvcr::blocks(delta, Operation::LocalDeliver),
+            ),
+            (
+                "bytes_of_own_tier",
+                blocks.bytes_of(hit_blocks),
+                kvcr::read_bytes(delta, Tier::Kvcr),
+            ),
+            (
+                "no_peer_asked",
+                0,
+                kvcr::blocks(delta, Operation::RemoteDeliver),
+            ),
         ];
         for (name, expected, counter) in counted {
-            scene.check(Check::counter_exactly(name, Class::Product, expected, &counter));
+            scene.check(Check::counter_exactly(
+                name,
+                Class::Product,
+                expected,
+                &counter,
+            ));
         }
         Ok(())
     })
@@ -171,7 +204,10 @@ fn boundary<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> 
             .zip(lengths)
             .map(|(label, tokens)| (*label, scene.prompt(label, tokens)))
             .collect();
-        let asked: Vec<_> = prompts.iter().map(|(label, prompt)| (*label, prompt)).collect();
+        let asked: Vec<_> = prompts
+            .iter()
+            .map(|(label, prompt)| (*label, prompt))
+            .collect();
         scene.reference(&asked).await?;
 
         let before = scene.counters("before").await?;
@@ -183,7 +219,11 @@ fn boundary<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> 
             scene.answers_as_reference(label, &again);
             // A tier behind the device may also give the block that ends with the last token.
             let least = blocks.device_hit(again.prompt_tokens);
-            hit(scene, &again, least..=blocks.offload_hit(again.prompt_tokens));
+            hit(
+                scene,
+                &again,
+                least..=blocks.offload_hit(again.prompt_tokens),
+            );
             if again.cached_tokens != Some(least) {
                 scene.note(format!(
                     "`{label}`: {:?} of {} tokens were reported as cached, a KVCR-off engine reuses {least}",
@@ -202,13 +242,28 @@ fn hit(scene: &mut Scene<'_>, seen: &Observation, range: std::ops::RangeInclusiv
     let expected = if range.start() == range.end() {
         format!("{} of {} tokens", range.start(), seen.prompt_tokens)
     } else {
-        format!("{} to {} of {} tokens", range.start(), range.end(), seen.prompt_tokens)
+        format!(
+            "{} to {} of {} tokens",
+            range.start(),
+            range.end(),
+            seen.prompt_tokens
+        )
     };
     scene.check(match seen.cached_tokens {
-        Some(cached) => {
-            Check::new(name, Class::Product, range.contains(&cached), expected, format_args!("{cached} tokens"))
-        }
-        None => Check::new(name, Class::Inconclusive, false, expected, "no cached_tokens in the usage"),
+        Some(cached) => Check::new(
+            name,
+            Class::Product,
+            range.contains(&cached),
+            expected,
+            format_args!("{cached} tokens"),
+        ),
+        None => Check::new(
+            name,
+            Class::Inconclusive,
+            false,
+            expected,
+            "no cached_tokens in the usage",
+        ),
     });
 }
 
@@ -217,7 +272,11 @@ fn as_the_reference_reuses(scene: &mut Scene<'_>, label: &str, seen: &Observatio
     let reused = scene.reference_reused(label);
     scene.check(Check::equal(
         format!("hit_as_reference_reuses[{}]", seen.label),
-        if reused.is_some() { Class::Product } else { Class::Inconclusive },
+        if reused.is_some() {
+            Class::Product
+        } else {
+            Class::Inconclusive
+        },
         &reused,
         &seen.cached_tokens,
     ));
@@ -225,7 +284,11 @@ fn as_the_reference_reuses(scene: &mut Scene<'_>, label: &str, seen: &Observatio
 
 /// The negative control: no tier and no peer gave anything.
 fn nothing_delivered(scene: &mut Scene<'_>, worker: usize, delta: &Delta) {
-    for operation in [Operation::LocalDeliver, Operation::RemoteDeliver, Operation::SourceWrite] {
+    for operation in [
+        Operation::LocalDeliver,
+        Operation::RemoteDeliver,
+        Operation::SourceWrite,
+    ] {
         scene.check(Check::counter_exactly(
             format!("no_{}[worker{worker}]", operation.label()),
             Class::Product,
@@ -251,7 +314,10 @@ async fn evict(scene: &mut Scene<'_>) -> Result<(), Failure> {
     // Half of the longest sequence: long enough to be few, short enough for any device cache.
     let filler = blocks.full(u64::from(profile.engine.max_model_len) / 2);
     let count = (device.max(host) + LONG_BLOCKS).div_ceil(filler.max(1));
-    let fillers = scene.fillers(usize::try_from(count).unwrap_or(usize::MAX), scene.tokens(filler) + TAIL);
+    let fillers = scene.fillers(
+        usize::try_from(count).unwrap_or(usize::MAX),
+        scene.tokens(filler) + TAIL,
+    );
     for (index, prompt) in fillers.iter().enumerate() {
         scene.ask(&format!("filler{index}"), prompt, 0).await?;
     }

@@ -24,6 +24,10 @@ pub trait EnvSource {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ProcessEnv;
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "this is where variables are read"
+)]
 impl EnvSource for ProcessEnv {
     fn var(&self, name: &str) -> Option<OsString> {
         std::env::var_os(name)

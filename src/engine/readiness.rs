@@ -49,8 +49,8 @@ enum Wait {
 }
 
 /// Waits until every worker of `group` is ready as this module means it, and says so level by
-/// level. Returns them by index, with `probes_ms` and `ready_ms` 0: only the supervisor knows
-/// when it spawned them.
+/// level. Returns them by index, with `ready_ms` counted from this call and `probes_ms` 0: only the
+/// supervisor knows when it spawned them.
 ///
 /// Dropping the future stops everything it started.
 pub async fn await_workers(
@@ -151,6 +151,7 @@ impl Probe {
             }
         };
         let mut served: Option<(u64, Instant)> = None;
+        let began = Instant::now();
         loop {
             match self.look(&worker, &mut served, &mut say).await {
                 Ok(instance_id) => {
@@ -162,7 +163,7 @@ impl Probe {
                         served_model: worker.served_model,
                         metrics_url: worker.metrics_url,
                         probes_ms: 0,
-                        ready_ms: 0,
+                        ready_ms: u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
                     });
                 }
                 Err(Wait::NotYet(status)) => say(status),

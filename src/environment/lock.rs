@@ -233,7 +233,7 @@ pub(crate) fn unusable(path: &Path, why: &str) -> Failure {
     Failure::environment(format!("cannot lock {}", path.display()))
         .expected("a writable directory on a local file system")
         .found(why)
-        .hint("name another cache directory: --cache DIR or PHASE1_CACHE=DIR")
+        .hint("name another cache directory: --cache-dir DIR or PHASE1_CACHE_DIR=DIR")
 }
 
 #[cfg(test)]

@@ -131,7 +131,9 @@ pub(crate) fn io(what: &str, path: &Path, error: &std::io::Error) -> Failure {
         std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
             "free some space: `kvcr-phase1 env list` shows what can be removed"
         }
-        _ => "make it writable, or name another cache directory: --cache DIR or PHASE1_CACHE=DIR",
+        _ => {
+            "make it writable, or name another cache directory: --cache-dir DIR or PHASE1_CACHE_DIR=DIR"
+        }
     };
     Failure::environment(format!("{what} at {}", path.display()))
         .expected("a writable directory")

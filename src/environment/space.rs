@@ -30,7 +30,7 @@ pub(crate) fn require(what: &str, path: &Path, needed: u64) -> Result<(), Failur
         Failure::environment(format!("not enough disk space for {what}"))
             .expected(format!("{} free at {}", bytes(needed), path.display()))
             .found(bytes(found))
-            .hint("`kvcr-phase1 env list` shows what can be removed; or name another place: --cache DIR"),
+            .hint("`kvcr-phase1 env list` shows what can be removed; or name another place: --cache-dir DIR"),
     )
 }
 

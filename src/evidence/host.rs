@@ -82,7 +82,10 @@ mod tests {
         assert_eq!(cpu_level(v3), "x86-64-v3");
         assert_eq!(cpu_level(&v4), "x86-64-v4");
         assert_eq!(cpu_level(&almost), "x86-64-v3");
-        assert_eq!(cpu_level(&format!("{v4} amx_tile amx_bf16")), "x86-64-v4-amx");
+        assert_eq!(
+            cpu_level(&format!("{v4} amx_tile amx_bf16")),
+            "x86-64-v4-amx"
+        );
         assert_eq!(cpu_level("flags : sse2"), "x86-64-v2");
     }
 

@@ -115,7 +115,11 @@ fn copy_tail(source: &Path, target: &Path) -> std::io::Result<()> {
     let mut to = fs::File::create(target)?;
     if length > LOG_TAIL_BYTES {
         from.seek(SeekFrom::Start(length - LOG_TAIL_BYTES))?;
-        writeln!(to, "[the first {} bytes were left out]", length - LOG_TAIL_BYTES)?;
+        writeln!(
+            to,
+            "[the first {} bytes were left out]",
+            length - LOG_TAIL_BYTES
+        )?;
     }
     // The log may grow while it is read.
     std::io::copy(&mut from.take(LOG_TAIL_BYTES), &mut to)?;

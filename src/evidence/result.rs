@@ -129,8 +129,11 @@ impl Timings {
     /// Completes the sums for a given wall time.
     #[must_use]
     pub fn closed(mut self, wall: f64) -> Self {
-        let waited =
-            self.lease + self.reference_start + self.requests + self.reference_requests + self.settle;
+        let waited = self.lease
+            + self.reference_start
+            + self.requests
+            + self.reference_requests
+            + self.settle;
         self.wall = wall;
         self.harness = (wall - waited).max(0.0);
         self.harness_share = if wall > 0.0 { self.harness / wall } else { 0.0 };

@@ -57,7 +57,7 @@ pub fn of_run(
         Failure::environment(format!("cannot keep the gates at {}", path.display()))
             .expected("a writable state directory")
             .found(error)
-            .hint("name another one: --state DIR or PHASE1_STATE=DIR")
+            .hint("name another one: --state-dir DIR or PHASE1_STATE_DIR=DIR")
     })?;
     prune(state);
     match kept {

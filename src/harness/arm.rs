@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::interrupt::Interrupt;
 use super::software::Prepared;
-use crate::cases::scene::{Scene, Told};
 use crate::cases::Arm;
+use crate::cases::scene::{Scene, Told};
 use crate::config::Config;
 use crate::evidence::result::{ArmResult, Pin, SCHEMA};
 use crate::evidence::{ArmDir, host};
@@ -56,7 +56,9 @@ impl Runner {
             act.failure = Some(failure);
         }
         let mut result = self.result(arm, started, &dir, act);
-        result.timings = result.timings.closed(began.elapsed().as_secs_f64() * 1000.0);
+        result.timings = result
+            .timings
+            .closed(began.elapsed().as_secs_f64() * 1000.0);
         dir.json("result.json", &result)?;
         Ok(result)
     }
@@ -132,14 +134,13 @@ impl Runner {
         Duration::from_secs(profile.stack.bring_up_seconds + 10 * profile.request.deadline_seconds)
     }
 
-    fn result(
-        &self,
-        arm: &Arm,
-        began: jiff::Timestamp,
-        dir: &ArmDir,
-        act: Act,
-    ) -> ArmResult {
-        let Act { stack, mut told, failure, broken } = act;
+    fn result(&self, arm: &Arm, began: jiff::Timestamp, dir: &ArmDir, act: Act) -> ArmResult {
+        let Act {
+            stack,
+            mut told,
+            failure,
+            broken,
+        } = act;
         let pin = self.compare_pin(arm, &mut told, failure.is_none() && broken.is_none());
         let verdict = match (&broken, &failure) {
             (Some(why), _) => Verdict::broken(why, told.checks),
@@ -171,7 +172,9 @@ impl Runner {
             overrides: self.config.overrides.clone(),
             environment: installed.map(|installed| installed.key.clone()),
             model_digest: installed.map(|installed| installed.model_digest.clone()),
-            packages: installed.map(|installed| installed.packages.clone()).unwrap_or_default(),
+            packages: installed
+                .map(|installed| installed.packages.clone())
+                .unwrap_or_default(),
             host: host::read(),
             stack,
             requests: told.requests,
@@ -203,11 +206,18 @@ impl Runner {
         let name = key.name();
         let comparison = snapshot::compare(&self.config.paths.root, &key, &live, self.update);
         let check = |class, held, found: String| {
-            Check::new("reference_as_pinned", class, held, format!("the answers of {name}.snap"), found)
+            Check::new(
+                "reference_as_pinned",
+                class,
+                held,
+                format!("the answers of {name}.snap"),
+                found,
+            )
         };
         match comparison {
             Comparison::Equal => {
-                told.checks.push(check(Class::Product, true, "the same".into()));
+                told.checks
+                    .push(check(Class::Product, true, "the same".into()));
                 Pin::Compared { name }
             }
             Comparison::Different(difference) => {
@@ -275,7 +285,10 @@ struct Tails(Vec<(String, logs::Tail)>);
 impl Tails {
     fn from_now(stack: &StackInfo) -> Self {
         let tails = stack.processes.iter().filter_map(|process| {
-            Some((process.name.clone(), logs::Tail::from_now(&process.log).ok()?))
+            Some((
+                process.name.clone(),
+                logs::Tail::from_now(&process.log).ok()?,
+            ))
         });
         Self(tails.collect())
     }
@@ -286,7 +299,8 @@ impl Tails {
         for (process, tail) in &mut self.0 {
             for finding in tail.findings().unwrap_or_default() {
                 let line = &finding.line;
-                told.notes.push(format!("{process}: {}: {line}", finding.means));
+                told.notes
+                    .push(format!("{process}: {}: {line}", finding.means));
                 told.checks.push(Check::new(
                     format!("no_alarming_log_line[{process}]"),
                     finding.class,

@@ -25,8 +25,9 @@ impl Cause {
     pub fn failure(self) -> Failure {
         match self {
             Self::Interrupt => Failure::inconclusive("interrupted by Ctrl-C before a verdict"),
-            Self::Terminate => Failure::inconclusive("terminated (SIGTERM) before a verdict")
-                .hint("if a runner's timeout did this, raise it: the harness has deadlines of its own"),
+            Self::Terminate => Failure::inconclusive("terminated (SIGTERM) before a verdict").hint(
+                "if a runner's timeout did this, raise it: the harness has deadlines of its own",
+            ),
         }
     }
 }
@@ -54,7 +55,11 @@ impl Interrupt {
                     .name("signals".into())
                     .spawn(move || listen(&tell, &counter, &raised, &last_words))
                     .expect("a thread for signals");
-                Self { seen, flag, changed }
+                Self {
+                    seen,
+                    flag,
+                    changed,
+                }
             })
             .clone()
     }

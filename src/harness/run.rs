@@ -12,6 +12,7 @@ use super::report::Progress;
 use super::{CONTRACT, FAILED, INTERRUPTED, select, software, table};
 use crate::cases::{Arm, Case};
 use crate::config::{Config, UsageError};
+use crate::environment;
 use crate::evidence::result::{ArmResult, Pin};
 use crate::evidence::write_json;
 use crate::snapshot;
@@ -61,14 +62,17 @@ pub fn run(
         }
     };
     let mut progress = Progress::default();
-    let prepared = software::install(&config, progress.steps())
+    let prepared = environment::ensure(&config.profile, &config.paths.cache, progress.steps())
         .and_then(|installed| software::prepare(&config, installed));
     progress.steps().done("software is ready");
     let software = began.elapsed().as_secs_f64() * 1000.0;
-    if let Ok(prepared) = &prepared {
-        if let Ok(plan) = prepared.blueprint.canonical_plan() {
-            eprintln!("discovery: {} ({})", plan.discovery.backend, plan.discovery.reason);
-        }
+    if let Ok(prepared) = &prepared
+        && let Ok(plan) = prepared.blueprint.canonical_plan()
+    {
+        eprintln!(
+            "discovery: {} ({})",
+            plan.discovery.backend, plan.discovery.reason
+        );
     }
     let runner = Runner {
         interrupt: super::interrupt(&config, &prepared),
@@ -104,7 +108,9 @@ pub fn run(
         super::stop(&runner);
         return Ok(ExitCode::from(INTERRUPTED));
     }
-    let passed = results.iter().all(|result| result.verdict.outcome == Outcome::Pass);
+    let passed = results
+        .iter()
+        .all(|result| result.verdict.outcome == Outcome::Pass);
     Ok(if passed && !results.is_empty() {
         ExitCode::SUCCESS
     } else {
@@ -116,7 +122,10 @@ fn conclude(runner: &Runner, results: &[ArmResult], began: Instant, software: f6
     println!("{}", table::verdicts(results));
     for result in results {
         if let Pin::Missing { name } = &result.pin {
-            println!("{}: no pinned reference {name}.snap (see CONTRIBUTING.md)", result.name);
+            println!(
+                "{}: no pinned reference {name}.snap (see CONTRIBUTING.md)",
+                result.name
+            );
         }
         for note in &result.notes {
             println!("{}: note: {note}", result.name);

@@ -14,7 +14,10 @@ pub fn known(arms: &[&'static Arm], filters: &[String], exact: bool) -> Result<(
             return Err(UsageError(format!(
                 "no arm is called {filter:?}; the nearest is {}; there are {}",
                 nearest(arms, filter),
-                arms.iter().map(|arm| arm.name).collect::<Vec<_>>().join(", ")
+                arms.iter()
+                    .map(|arm| arm.name)
+                    .collect::<Vec<_>>()
+                    .join(", ")
             )));
         }
     }
@@ -24,7 +27,11 @@ pub fn known(arms: &[&'static Arm], filters: &[String], exact: bool) -> Result<(
 /// Whether `filter` selects `name`, as libtest does: a part of the name, or all of it.
 #[must_use]
 pub fn selects(filter: &str, name: &str, exact: bool) -> bool {
-    if exact { name == filter } else { name.contains(filter) }
+    if exact {
+        name == filter
+    } else {
+        name.contains(filter)
+    }
 }
 
 /// Arms that any of `filters` selects; all where there is none.
@@ -33,7 +40,10 @@ pub fn arms(arms: &[&'static Arm], filters: &[String]) -> Vec<&'static Arm> {
     arms.iter()
         .copied()
         .filter(|arm| {
-            filters.is_empty() || filters.iter().any(|filter| selects(filter, arm.name, false))
+            filters.is_empty()
+                || filters
+                    .iter()
+                    .any(|filter| selects(filter, arm.name, false))
         })
         .collect()
 }
@@ -65,7 +75,10 @@ mod tests {
     #[test]
     fn a_typo_is_a_usage_error_that_names_the_nearest() {
         let error = known(&all(), &filters(&["tc01::clod"]), false).expect_err("a typo");
-        assert!(error.to_string().contains("nearest is tc01::cold;"), "{error}");
+        assert!(
+            error.to_string().contains("nearest is tc01::cold;"),
+            "{error}"
+        );
         let error = known(&all(), &filters(&["tc1"]), false).expect_err("a typo");
         assert!(error.to_string().contains("nearest is tc01;"), "{error}");
     }

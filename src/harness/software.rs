@@ -1,13 +1,10 @@
 //! From a configuration to something that can be launched: software, preflight, launch spec.
 
-use std::path::PathBuf;
-
 use crate::config::Config;
-use crate::engine::vllm::VllmBlueprint;
 use crate::engine::Blueprint;
+use crate::engine::vllm::VllmBlueprint;
+use crate::environment::Installed;
 use crate::environment::preflight::preflight;
-use crate::environment::progress::Reporter;
-use crate::environment::{self, Installed, ModelRequest, Request};
 use crate::failure::Failure;
 use crate::gate::skew::preflight_failure;
 use crate::stack::lease::LaunchSpec;
@@ -27,74 +24,6 @@ impl Prepared {
     pub fn installed(&self) -> &Installed {
         &self.blueprint.installed
     }
-}
-
-/// Which software `config` asks for.
-#[must_use]
-pub fn request(config: &Config) -> Option<Request> {
-    let profile = &config.profile;
-    Some(Request {
-        name: profile.environment.lock.clone()?,
-        cache: config.paths.cache.clone(),
-        python: None,
-        model: model(config),
-        search: environment::Search::default(),
-    })
-}
-
-fn model(config: &Config) -> ModelRequest {
-    let profile = &config.profile;
-    match (&profile.model.path, &profile.model.build) {
-        (Some(path), _) => ModelRequest::Path(path.clone()),
-        (None, kind) => ModelRequest::Build {
-            kind: kind.clone().unwrap_or_else(|| "dense".into()),
-            dtype: profile.engine.dtype.clone(),
-        },
-    }
-}
-
-/// The software of `config` as it is: nothing is installed. Fast enough for listing tests.
-///
-/// # Errors
-/// Environment, with the command that installs it.
-pub fn locate(config: &Config, reporter: &mut dyn Reporter) -> Result<Installed, Failure> {
-    match request(config) {
-        Some(request) => environment::locate(&request).map(|installed| overlay(config, installed)),
-        None => external(config, reporter),
-    }
-}
-
-/// The software of `config`, installed if it is not.
-///
-/// # Errors
-/// Environment, naming what kept it from being installed.
-pub fn install(config: &Config, reporter: &mut dyn Reporter) -> Result<Installed, Failure> {
-    match request(config) {
-        Some(request) => {
-            environment::install(&request, reporter).map(|installed| overlay(config, installed))
-        }
-        None => external(config, reporter),
-    }
-}
-
-fn overlay(config: &Config, mut installed: Installed) -> Installed {
-    if !config.profile.environment.overlay {
-        installed.overlay = None;
-    }
-    installed
-}
-
-fn external(config: &Config, reporter: &mut dyn Reporter) -> Result<Installed, Failure> {
-    let environment = &config.profile.environment;
-    let python = environment.python.clone().unwrap_or_else(|| PathBuf::from("python3"));
-    environment::external(
-        &python,
-        environment.overlay,
-        &model(config),
-        &config.paths.cache,
-        &environment::Search::default(),
-        reporter,
-    )
 }
 
 /// Refuses software that cannot work together, before any engine starts, and says how to launch
@@ -146,11 +75,13 @@ fn devices(config: &Config) -> Vec<String> {
 /// # Errors
 /// Environment, if it was written by another version.
 pub fn build(launch: &serde_json::Value) -> Result<Box<dyn Blueprint>, Failure> {
-    serde_json::from_value::<VllmBlueprint>(launch.clone())
-        .map(|blueprint| Box::new(blueprint) as Box<dyn Blueprint>)
-        .map_err(|error| {
-            Failure::environment("the launch description cannot be read")
-                .found(error)
-                .hint("another version wrote it: `kvcr-phase1 down`, then try again")
-        })
+    let blueprint: VllmBlueprint = serde_json::from_value(launch.clone()).map_err(|error| {
+        Failure::environment("the launch description cannot be read")
+            .found(error)
+            .hint("another version wrote it: `kvcr-phase1 down`, then try again")
+    })?;
+    // Software in use is neither removed nor repaired. The lock lasts as long as the supervisor:
+    // the kernel lets go of it, however that ends.
+    std::mem::forget(blueprint.installed.hold()?);
+    Ok(Box::new(blueprint))
 }

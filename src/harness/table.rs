@@ -10,9 +10,20 @@ pub fn verdicts(results: &[ArmResult]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.set_content_arrangement(ContentArrangement::Dynamic);
-    table.set_header(["arm", "verdict", "checks", "first that did not hold", "seconds"]);
+    table.set_header([
+        "arm",
+        "verdict",
+        "checks",
+        "first that did not hold",
+        "seconds",
+    ]);
     for result in results {
-        let held = result.verdict.checks.iter().filter(|check| check.held).count();
+        let held = result
+            .verdict
+            .checks
+            .iter()
+            .filter(|check| check.held)
+            .count();
         table.add_row([
             result.name.clone(),
             result.verdict.outcome.to_string(),
@@ -31,5 +42,8 @@ pub fn reason(result: &ArmResult) -> Option<String> {
         return Some(failure.to_string());
     }
     let check = result.verdict.checks.iter().find(|check| !check.held)?;
-    Some(format!("{}: expected {}, found {}", check.name, check.expected, check.found))
+    Some(format!(
+        "{}: expected {}, found {}",
+        check.name, check.expected, check.found
+    ))
 }

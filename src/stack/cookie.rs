@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 /// `<fingerprint>:<generation>`.
-pub const STACK: &str = "PHASE1_STACK";
+pub const STACK: &str = "KVCR_PHASE1_STACK";
 /// The stack's state directory: two users' or two runtime directories' stacks of one
 /// fingerprint are strangers to each other.
-pub const HOME: &str = "PHASE1_STATE";
+pub const HOME: &str = "KVCR_PHASE1_STATE";
 /// Name of the plan's process that this one is, or descends from.
-pub const PROCESS: &str = "PHASE1_PROCESS";
+pub const PROCESS: &str = "KVCR_PHASE1_PROCESS";
 
 /// Which incarnation of which stack.
 #[derive(Clone, Debug, Eq, PartialEq)]

@@ -29,7 +29,7 @@ use super::process::{Placement, Spawn};
 use super::protocol::{Ask, Mode, PROTOCOL, StackInfo, Tell, WorkerInfo};
 use super::state_dir::{StackDir, StateDir, unusable, write_atomic};
 use super::supervisor::{LOG_MAX, SUPERVISE};
-use super::wait::Patience;
+use super::wait::{self, Patience};
 use crate::failure::Failure;
 
 /// Longest line of a supervisor: a plan with its environment, many times over.
@@ -288,7 +288,7 @@ fn connect(
         if patience.spent() {
             return Ok(None);
         }
-        thread::sleep(LOOK_EVERY);
+        wait::pause(LOOK_EVERY);
     }
 }
 

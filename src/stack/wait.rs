@@ -119,9 +119,15 @@ pub fn until_blocking<T, E>(
             Look::Ready(value) => return Ok(value),
             Look::Failed(error) => return Err(Gave::Failed(error)),
             Look::NotYet(last) if spent => return Err(Gave::Up { after: bound, last }),
-            Look::NotYet(_) => std::thread::sleep(interval),
+            Look::NotYet(_) => pause(interval),
         }
     }
+}
+
+/// Between two looks, in code that blocks. The one place that sleeps.
+#[expect(clippy::disallowed_methods, reason = "the pause between two looks")]
+pub(super) fn pause(interval: Duration) {
+    std::thread::sleep(interval);
 }
 
 #[cfg(test)]

@@ -165,8 +165,8 @@ fn a_killed_supervisor_is_swept_and_strangers_are_not() {
     let stranger = |stack: &str, home: &str| {
         Command::new("sleep")
             .arg("1000")
-            .env("PHASE1_STACK", stack)
-            .env("PHASE1_STATE", home)
+            .env("KVCR_PHASE1_STACK", stack)
+            .env("KVCR_PHASE1_STATE", home)
             .spawn()
             .unwrap()
     };
@@ -496,7 +496,7 @@ fn the_environment_is_the_plans() {
     );
     assert!(environment.contains("TOY=worker0\n"));
     assert!(environment.contains("RUNNER_TRACKING_ID=on purpose\n"));
-    assert!(environment.contains(&format!("PHASE1_STACK={}:1\n", world.spec.fingerprint)));
+    assert!(environment.contains(&format!("KVCR_PHASE1_STACK={}:1\n", world.spec.fingerprint)));
 }
 
 fn a_bad_state_directory_is_said_in_one_sentence() {

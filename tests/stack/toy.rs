@@ -155,7 +155,10 @@ impl Blueprint for Toys {
             .map(|(i, toy)| worker(i, toy))
             .collect();
         Ok(Plan {
-            discovery: kvcr_phase1::plan::ChosenDiscovery { backend: "file".into(), reason: "toys".into() },
+            discovery: kvcr_phase1::plan::ChosenDiscovery {
+                backend: "file".into(),
+                reason: "toys".into(),
+            },
             topology: "toys".to_owned(),
             processes: self.toys.iter().map(process).collect(),
             frontend_url: workers[0].health_url.clone(),

@@ -4,8 +4,8 @@
 use std::sync::Mutex;
 
 use super::*;
-use crate::plan::ChosenDiscovery;
 use crate::client::testing::{PIN, Script, serve};
+use crate::plan::ChosenDiscovery;
 
 const ID: u64 = 16_336_821_686_602_806_569;
 
@@ -97,7 +97,7 @@ async fn a_ready_worker_is_found_with_its_exact_id() {
     let workers = result.unwrap();
     assert_eq!(workers[0].instance_id, ID);
     assert_eq!(
-        (workers[0].process.as_str(), workers[0].ready_ms),
+        (workers[0].process.as_str(), workers[0].probes_ms),
         ("worker0", 0)
     );
     assert_eq!(

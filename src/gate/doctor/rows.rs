@@ -329,7 +329,7 @@ fn places(examined: &Examined<'_>, rows: &mut Vec<Finding>) {
         "a writable state directory",
         state.display().to_string(),
     );
-    let elsewhere = "name another one: --state DIR or PHASE1_STATE=DIR";
+    let elsewhere = "name another one: --state-dir DIR or PHASE1_STATE_DIR=DIR";
     let length = state.as_os_str().len() + SOCKET_BELOW;
     rows.push(match &examined.state {
         Err(why) => Finding {
