@@ -1,6 +1,11 @@
 //! Toys: real processes with the manners of an engine and none of its weight, and the blueprint
 //! that starts them.
 
+#![expect(
+    clippy::disallowed_methods,
+    reason = "a toy is a whole program: it shows its environment and takes its time"
+)]
+
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
