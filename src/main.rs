@@ -83,7 +83,10 @@ fn main() -> ExitCode {
 }
 
 fn dispatch(args: Vec<OsString>, began: Instant) -> Result<ExitCode, UsageError> {
-    let command = Cli::command().after_long_help(config::help_table());
+    let mut command = Cli::command();
+    for name in ["run", "up", "doctor", "render"] {
+        command = command.mut_subcommand(name, |sub| sub.after_help(config::help_table()));
+    }
     let (own, rest) = config::split_args_among(args.into_iter(), &flags(&command))?;
     let program = OsString::from("kvcr-phase1");
     let parsed = command

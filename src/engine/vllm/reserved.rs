@@ -64,6 +64,7 @@ mod tests {
             "DO_NOT_TRACK",
             "VLLM_NO_USAGE_STATS",
             "VLLM_CPU_KVCACHE_SPACE",
+            "TORCHDYNAMO_DISABLE",
             "VLLM_CPU_OMP_THREADS_BIND",
             "OMP_NUM_THREADS",
         ];

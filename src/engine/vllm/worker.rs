@@ -186,6 +186,9 @@ fn environment(
         // Several engines share the cores, so none may claim its own.
         set("VLLM_CPU_OMP_THREADS_BIND", "nobind");
         set("OMP_NUM_THREADS", "1");
+        // The engine runs eagerly, but its log-probabilities are compiled at the first request
+        // that wants them: 27 to 50 s of both cores, for a function that takes microseconds.
+        set("TORCHDYNAMO_DISABLE", "1");
     }
     env.extend(config.profile.engine.env.clone());
     env
