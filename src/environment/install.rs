@@ -77,15 +77,38 @@ pub(crate) struct Installer<'a> {
     directory: PathBuf,
 }
 
+/// Where the install with this key is.
+fn place(recipe: &Recipe, key: &str, cache: &Path) -> PathBuf {
+    cache
+        .join("env")
+        .join(format!("{}-{}", recipe.name, &key[..12]))
+}
+
+/// The interpreter of an install that is there already, preferred version first. Searching the
+/// machine for interpreters asks every one it finds, which takes a second where they are behind
+/// shims: too long for listing tests.
+fn installed_base(recipe: &Recipe, cache: &Path) -> Option<Interpreter> {
+    interpreter::SUPPORTED.iter().find_map(|version| {
+        let manifest = Manifest::read(&place(recipe, &recipe.key(*version), cache)).ok()?;
+        let base = Interpreter::parse(&manifest.interpreter, manifest.base)?;
+        (base.minor() == *version && base.executable.exists()).then_some(base)
+    })
+}
+
 impl<'a> Installer<'a> {
     pub(crate) fn new(request: &'a Request, recipe: Recipe) -> Result<Self, Failure> {
         let cache = absolute(&request.cache)?;
         let named = request.python.as_deref().map(absolute).transpose()?;
-        let base = interpreter::find(named.as_deref(), &request.search)?;
+        let base = match named {
+            None => installed_base(&recipe, &cache),
+            Some(_) => None,
+        };
+        let base = match base {
+            Some(base) => base,
+            None => interpreter::find(named.as_deref(), &request.search)?,
+        };
         let key = recipe.key(base.minor());
-        let directory = cache
-            .join("env")
-            .join(format!("{}-{}", recipe.name, &key[..12]));
+        let directory = place(&recipe, &key, &cache);
         Ok(Self {
             request,
             cache,

@@ -44,6 +44,19 @@ impl Interpreter {
         (self.version.0, self.version.1)
     }
 
+    /// Reads what [`Display`](std::fmt::Display) wrote; `executable` is not asked.
+    pub(crate) fn parse(text: &str, executable: PathBuf) -> Option<Self> {
+        let (implementation, version) = text.split_once(' ')?;
+        let mut numbers = version.split('.').map(str::parse);
+        let mut next = || numbers.next()?.ok();
+        Some(Self {
+            implementation: implementation.to_owned(),
+            version: (next()?, next()?, next()?),
+            executable,
+            site: Vec::new(),
+        })
+    }
+
     fn supported(&self) -> bool {
         self.implementation == "CPython" && SUPPORTED.contains(&self.minor())
     }
@@ -147,6 +160,22 @@ fn below(place: &Path, prefix: &str) -> Vec<PathBuf> {
 mod tests {
     use super::*;
     use crate::environment::fakes;
+
+    #[test]
+    fn what_a_manifest_says_of_an_interpreter_is_read_back() {
+        let interpreter = Interpreter {
+            implementation: "CPython".into(),
+            version: (3, 12, 1),
+            executable: "/usr/bin/python3.12".into(),
+            site: Vec::new(),
+        };
+        let text = interpreter.to_string();
+        let again = Interpreter::parse(&text, interpreter.executable.clone());
+        assert_eq!(again, Some(interpreter));
+        for bad in ["", "CPython", "CPython 3.12", "CPython x.y.z"] {
+            assert_eq!(Interpreter::parse(bad, PathBuf::new()), None, "{bad}");
+        }
+    }
 
     #[test]
     fn takes_the_first_that_fits_past_dead_shims_and_wrong_versions() {
