@@ -403,6 +403,11 @@ impl<'a> Scene<'a> {
         self.told.checks.push(check);
     }
 
+    /// Leaves several.
+    pub fn checks(&mut self, checks: Vec<Check>) {
+        self.told.checks.extend(checks);
+    }
+
     /// Leaves a finding that no check covers.
     pub fn note(&mut self, text: impl Into<String>) {
         self.told.notes.push(text.into());

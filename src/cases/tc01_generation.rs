@@ -11,9 +11,9 @@ use crate::client::Observation;
 use crate::engine::BoxFuture;
 use crate::failure::{Class, Failure};
 use crate::stack::protocol::Mode;
-use crate::telemetry::kvcr::{CacheSource, Operation, PromptSource, Tier};
-use crate::telemetry::{Delta, kvcr};
 use crate::verdict::Check;
+
+mod judge;
 
 /// Blocks of the prompts that have to be long.
 const LONG_BLOCKS: u64 = 8;
@@ -81,20 +81,7 @@ fn cold<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
 
         for worker in 0..scene.workers() {
             let delta = deltas.worker(worker);
-            scene.check(Check::counter_exactly(
-                format!("every_token_computed[worker{worker}]"),
-                Class::Product,
-                computed[worker],
-                &kvcr::prompt_tokens(delta, PromptSource::LocalCompute),
-            ));
-            nothing_delivered(scene, worker, delta);
-            // The positive control: KVCR is on, and took every full block into its own tier.
-            scene.check(Check::counter_exactly(
-                format!("stored_in_own_tier[worker{worker}]"),
-                Class::Product,
-                stored[worker],
-                &kvcr::blocks(delta, Operation::LocalFill),
-            ));
+            scene.checks(judge::cold(worker, delta, computed[worker], stored[worker]));
         }
         Ok(())
     })
@@ -118,13 +105,7 @@ fn warm_device<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure
         as_the_reference_reuses(scene, "prompt", &again);
 
         let delta = deltas.worker(0);
-        scene.check(Check::counter_exactly(
-            "hit_in_device_cache",
-            Class::Product,
-            expected,
-            &kvcr::prompt_tokens(delta, PromptSource::LocalCacheHit),
-        ));
-        nothing_delivered(scene, 0, delta);
+        scene.checks(judge::warm_device(0, delta, expected));
         Ok(())
     })
 }
@@ -145,51 +126,11 @@ fn warm_tier<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>>
         let deltas = scene.since(&before, "after").await?;
         scene.answers_as_reference("prompt", &again);
         let expected = blocks.device_hit(again.prompt_tokens);
-        let hit_blocks = blocks.full(expected);
         hit(scene, &again, expected..=expected);
         as_the_reference_reuses(scene, "prompt", &again);
 
         let delta = deltas.worker(0);
-        let counted = [
-            (
-                "hit_outside_the_engine",
-                expected,
-                kvcr::prompt_tokens(delta, PromptSource::ExternalKvTransfer),
-            ),
-            (
-                "not_from_the_device",
-                0,
-                kvcr::cached_tokens(delta, CacheSource::Device),
-            ),
-            (
-                "not_from_the_host_tier",
-                0,
-                kvcr::cached_tokens(delta, CacheSource::Host),
-            ),
-            (
-                "delivered_by_own_tier",
-                hit_blocks,
-                kvcr::blocks(delta, Operation::LocalDeliver),
-            ),
-            (
-                "bytes_of_own_tier",
-                blocks.bytes_of(hit_blocks),
-                kvcr::read_bytes(delta, Tier::Kvcr),
-            ),
-            (
-                "no_peer_asked",
-                0,
-                kvcr::blocks(delta, Operation::RemoteDeliver),
-            ),
-        ];
-        for (name, expected, counter) in counted {
-            scene.check(Check::counter_exactly(
-                name,
-                Class::Product,
-                expected,
-                &counter,
-            ));
-        }
+        scene.checks(judge::warm_tier(delta, blocks, expected));
         Ok(())
     })
 }
@@ -279,28 +220,6 @@ fn as_the_reference_reuses(scene: &mut Scene<'_>, label: &str, seen: &Observatio
         },
         &reused,
         &seen.cached_tokens,
-    ));
-}
-
-/// The negative control: no tier and no peer gave anything.
-fn nothing_delivered(scene: &mut Scene<'_>, worker: usize, delta: &Delta) {
-    for operation in [
-        Operation::LocalDeliver,
-        Operation::RemoteDeliver,
-        Operation::SourceWrite,
-    ] {
-        scene.check(Check::counter_exactly(
-            format!("no_{}[worker{worker}]", operation.label()),
-            Class::Product,
-            0,
-            &kvcr::blocks(delta, operation),
-        ));
-    }
-    scene.check(Check::counter_exactly(
-        format!("no_external_hit[worker{worker}]"),
-        Class::Product,
-        0,
-        &kvcr::prompt_tokens(delta, PromptSource::ExternalKvTransfer),
     ));
 }
 
