@@ -97,12 +97,6 @@ impl Check<'_> {
         let gpus = profile.devices.gpus.len();
         match engine.device {
             DeviceKind::Cpu => {
-                if !profile.environment.overlay {
-                    self.say(
-                        "environment.overlay",
-                        "must be true when engine.device is cpu: vLLM offloads to host memory only with the overlay's help",
-                    );
-                }
                 if gpus != 0 {
                     self.say("devices.gpus", "must be empty when engine.device is cpu");
                 }

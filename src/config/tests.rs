@@ -311,10 +311,6 @@ fn every_contradiction_is_refused_with_its_reason() {
             r#"--lock: environment.lock: must be the name of a folder under env/, found "../x""#,
         ),
         (
-            &["--overlay=no"],
-            "--overlay: environment.overlay: must be true when engine.device is cpu: vLLM offloads to host memory only with the overlay's help",
-        ),
-        (
             &["--workers", "0"],
             "--workers: topology.workers: must be at least 1",
         ),

@@ -14,6 +14,7 @@ use crate::failure::{Class, Failure};
 use crate::snapshot::{self, Comparison, PinKey, Pinned, Update};
 use crate::stack::lease::{self, Lease, LeaseRequest, Reporter};
 use crate::stack::protocol::StackInfo;
+use crate::stack::wait::{self, Look};
 use crate::telemetry::logs;
 use crate::verdict::{Check, Outcome, Verdict};
 
@@ -96,7 +97,10 @@ impl Runner {
         let outcome = self.tell(arm, &mut scene, &lease);
         act.told = scene.told().clone();
         act.told.timings.lease = lease_wait;
-        act.broken = lease.broken();
+        act.broken = match outcome {
+            Ok(()) => lease.broken(),
+            Err(_) => Self::broken_after_failure(&lease),
+        };
         tails.look(&mut act.told);
         dir.keep_logs(&lease.stack().logs);
         dir.json("processes.json", &lease.stack().processes)?;
@@ -125,6 +129,18 @@ impl Runner {
                 ),
             }
         })
+    }
+
+    /// Whether the stack broke under a story that failed. A dead worker is noticed by a request
+    /// and by the supervisor at about the same time, and a verdict on the request would blame the
+    /// product for it: so the supervisor gets a moment to say so first.
+    fn broken_after_failure(lease: &Lease) -> Option<Failure> {
+        const MOMENT: Duration = Duration::from_secs(3);
+        let look = || match lease.broken() {
+            Some(failure) => Look::<_, std::convert::Infallible>::Ready(failure),
+            None => Look::NotYet(String::new()),
+        };
+        wait::until_blocking(MOMENT, Duration::from_millis(50), look).ok()
     }
 
     /// Far above what any arm needs: single waits have deadlines with better words. The

@@ -1,8 +1,13 @@
 //! The verdict table for people. Says nothing that `result.json` does not.
 
+use std::io::IsTerminal;
+
 use comfy_table::{ContentArrangement, Table, presets};
 
 use crate::evidence::result::ArmResult;
+
+/// Width where there is no terminal to ask.
+const COLUMNS: u16 = 110;
 
 /// One row an arm: name, verdict, what did not hold, seconds.
 #[must_use]
@@ -10,6 +15,9 @@ pub fn verdicts(results: &[ArmResult]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.set_content_arrangement(ContentArrangement::Dynamic);
+    if !std::io::stdout().is_terminal() {
+        table.set_width(COLUMNS);
+    }
     table.set_header([
         "arm",
         "verdict",
@@ -39,7 +47,7 @@ pub fn verdicts(results: &[ArmResult]) -> String {
 #[must_use]
 pub fn reason(result: &ArmResult) -> Option<String> {
     if let Some(failure) = &result.failure {
-        return Some(failure.to_string());
+        return Some(failure.what.clone());
     }
     let check = result.verdict.checks.iter().find(|check| !check.held)?;
     Some(format!(

@@ -81,18 +81,18 @@ impl Inventory {
     pub fn observe(&mut self, ours: &Ours) {
         self.processes = ours.scan().into_iter().collect();
         let began = UNIX_EPOCH + Duration::from_millis(self.began_ms);
-        for identity in &self.processes {
-            let Some(process) = open(*identity) else {
-                continue;
-            };
-            self.shm
-                .extend(used_by(&process).into_iter().filter(|file| {
-                    // Files that were there before us are not ours, whoever opened them.
-                    fs::symlink_metadata(&file.path)
-                        .and_then(|found| found.created().or_else(|_| found.modified()))
-                        .is_ok_and(|born| born >= began)
-                }));
-        }
+        let used: BTreeSet<(u64, u64)> = self
+            .processes
+            .iter()
+            .filter_map(|identity| open(*identity))
+            .flat_map(|process| used_by(&process))
+            .collect();
+        self.shm.extend(named(&used).into_iter().filter(|file| {
+            // Files that were there before us are not ours, whoever opened them.
+            fs::symlink_metadata(&file.path)
+                .and_then(|found| found.created().or_else(|_| found.modified()))
+                .is_ok_and(|born| born >= began)
+        }));
     }
 
     /// Removes files that nobody uses any more; returns those removed.
@@ -161,18 +161,27 @@ fn collect(path: &Path, into: &mut BTreeSet<ShmFile>, depth: u32) {
     }
 }
 
-fn used_by(process: &Process) -> Vec<ShmFile> {
+/// Names that these files (device, number) have under `/dev/shm` now. Not the names they were
+/// opened by: glibc makes a semaphore under a temporary name and links it to its real one, so a
+/// process seems to use a deleted file.
+fn named(used: &BTreeSet<(u64, u64)>) -> BTreeSet<ShmFile> {
+    let mut all = BTreeSet::new();
+    for entry in fs::read_dir(SHM).into_iter().flatten().flatten() {
+        collect(&entry.path(), &mut all, 0);
+    }
+    all.retain(|file| used.contains(&(file.dev, file.ino)));
+    all
+}
+
+/// Files under `/dev/shm` that a process has mapped or open: device and number.
+fn used_by(process: &Process) -> Vec<(u64, u64)> {
     let mut files = Vec::new();
     for map in process.maps().into_iter().flatten() {
         if let MMapPath::Path(path) = &map.pathname
             && path.starts_with(SHM)
         {
             let (major, minor) = (map.dev.0.unsigned_abs(), map.dev.1.unsigned_abs());
-            files.push(ShmFile {
-                path: path.clone(),
-                dev: rustix::fs::makedev(major, minor),
-                ino: map.inode,
-            });
+            files.push((rustix::fs::makedev(major, minor), map.inode));
         }
     }
     for fd in process.fd().into_iter().flatten().flatten() {
@@ -181,11 +190,7 @@ fn used_by(process: &Process) -> Vec<ShmFile> {
             // Through the link, so that it is the open file and not whatever has its name now.
             && let Ok(found) = fs::metadata(format!("/proc/{}/fd/{}", process.pid(), fd.fd))
         {
-            files.push(ShmFile {
-                path: path.clone(),
-                dev: found.dev(),
-                ino: found.ino(),
-            });
+            files.push((found.dev(), found.ino()));
         }
     }
     files
@@ -198,7 +203,6 @@ fn used_by_anyone() -> BTreeSet<(u64, u64)> {
     processes
         .flatten()
         .flat_map(|process| used_by(&process))
-        .map(|file| (file.dev, file.ino))
         .collect()
 }
 
@@ -237,6 +241,18 @@ mod tests {
         };
         assert!(inventory.remove_files().is_empty());
         assert!(open.path().exists());
+    }
+
+    #[test]
+    fn a_file_that_was_linked_to_another_name_is_found_by_that() {
+        let made = shm("phase1-made-");
+        let linked = Path::new(SHM).join(format!("phase1-linked-{}", std::process::id()));
+        fs::hard_link(made.path(), &linked).unwrap();
+        fs::remove_file(made.path()).unwrap();
+        let used = used_by(&Process::myself().unwrap()).into_iter().collect();
+        let names: Vec<PathBuf> = named(&used).into_iter().map(|file| file.path).collect();
+        fs::remove_file(&linked).unwrap();
+        assert!(names.contains(&linked), "{names:?}");
     }
 
     #[test]

@@ -86,6 +86,16 @@ pub fn plan(
     env: BTreeMap<String, String>,
 ) -> Result<PlannedEngine, Failure> {
     let profile = &config.profile;
+    // Not a contradiction of fields: whether a release needs the overlay is preflight's finding,
+    // and comes first.
+    if profile.engine.device == DeviceKind::Cpu && installed.overlay.is_none() {
+        return Err(
+            Failure::environment("vLLM cannot offload to host memory by itself")
+                .expected("the overlay on the import path (environment.overlay)")
+                .found("environment.overlay is false")
+                .hint("leave it out, or use a profile with a GPU"),
+        );
+    }
     let system = bindings.port(&part.system_port())?;
     let health_url = format!("http://127.0.0.1:{system}/health");
     let (group, index, served_model) = match part {
