@@ -4,12 +4,13 @@ use comfy_table::{ContentArrangement, Table, presets};
 
 use crate::evidence::result::ArmResult;
 
-/// One row an arm: name, verdict, what did not hold, seconds.
+/// One row an arm: name, verdict, what did not hold, seconds. `width` columns at most.
 #[must_use]
-pub fn verdicts(results: &[ArmResult]) -> String {
+pub fn verdicts(results: &[ArmResult], width: u16) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.set_content_arrangement(ContentArrangement::Dynamic);
+    table.set_width(width);
     table.set_header([
         "arm",
         "verdict",
