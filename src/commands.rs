@@ -205,24 +205,14 @@ pub fn render(config: &Config, json: bool) -> ExitCode {
 /// Says whether this machine can run the profile.
 #[must_use]
 pub fn doctor(config: &Config, args: &gate::cli::DoctorArgs) -> ExitCode {
-    let installed = environment::find(&config.profile, &config.paths.cache);
-    let shm_bytes = installed
-        .as_ref()
-        .ok()
-        .and_then(|installed| {
-            let blueprint =
-                crate::engine::vllm::VllmBlueprint::new(config.clone(), installed.clone());
-            Some(blueprint.canonical_plan().ok()?.shm_bytes)
-        })
-        .unwrap_or(0);
     gate::cli::cli(
         args,
         &gate::doctor::Inputs {
             profile_name: &config.profile_name,
             profile: &config.profile,
             paths: &config.paths,
-            installed,
-            shm_bytes,
+            installed: environment::find(&config.profile, &config.paths.cache),
+            shm_bytes: plan::shm_bytes(config),
             variables: config.insta.variables(),
         },
     )

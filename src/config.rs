@@ -117,6 +117,22 @@ pub struct Config {
 }
 
 impl Config {
+    /// [`Self::replay_args`] for a shell.
+    pub fn replay_line(&self) -> String {
+        let quoted = self.replay_args().into_iter().map(|arg| {
+            // Only the value may need quotes. Only a zero byte cannot be quoted, and neither
+            // flags nor variables can hold one.
+            match arg
+                .split_once('=')
+                .map(|(flag, value)| (flag, shlex::try_quote(value)))
+            {
+                Some((flag, Ok(value))) => format!("{flag}={value}"),
+                _ => arg,
+            }
+        });
+        quoted.collect::<Vec<_>>().join(" ")
+    }
+
     /// Arguments that lead to this configuration again without any variable; not quoted yet.
     pub fn replay_args(&self) -> Vec<String> {
         let overrides = self.overrides.iter().filter_map(|(name, text)| {

@@ -73,6 +73,10 @@ fn trials(
     began: Instant,
 ) -> Result<ExitCode, UsageError> {
     let (own, rest) = config::split_args(args.into_iter())?;
+    // libtest-mimic ends the process with its own help, which does not know our flags.
+    if rest.iter().any(|arg| arg == "--help" || arg == "-h") {
+        println!("{}\n", config::help_table());
+    }
     let mut libtest = Arguments::from_iter(std::iter::once(program).chain(rest));
     // One conversation with the stack at a time; more would only queue for the lease.
     libtest.test_threads.get_or_insert(1);
@@ -81,7 +85,7 @@ fn trials(
     if let Some(filter) = &libtest.filter {
         select::known(&arms, std::slice::from_ref(filter), libtest.exact)?;
     }
-    select::known(&arms, &config.require, false)?;
+    select::known_requirements(&arms, &config.require)?;
 
     let update = match snapshot::refuse_falsifying(&config.insta) {
         Ok(update) => update,
@@ -132,9 +136,8 @@ fn trials(
                     return Err(drift.into());
                 }
                 // Reached only where somebody insisted: a required arm, or --run-ignored.
-                if let Decision::Gated { .. } = &now {
-                    let failure = now.required_failure(arm.name);
-                    return Err(failure.map_or_else(Failed::without_message, Failed::from));
+                if let Some(failure) = now.insisted_failure(arm.name, required) {
+                    return Err(failure.into());
                 }
                 let result = runner
                     .run(arm, &mut Progress::default())
@@ -145,10 +148,12 @@ fn trials(
         })
         .collect();
 
-    let selected = trials
+    let chosen = trials
         .iter()
-        .filter(|trial| !libtest.is_filtered_out(trial) && !libtest.is_ignored(trial))
-        .count();
+        .filter(|trial| !libtest.is_filtered_out(trial));
+    let (any, selected) = chosen.fold((false, 0), |(_, runnable), trial| {
+        (true, runnable + usize::from(!libtest.is_ignored(trial)))
+    });
     // nextest reads only the exit code: a name that matches nothing, or was gated since it was
     // listed, would pass.
     if runner.config.under_nextest && libtest.exact && !libtest.list && selected != 1 {
@@ -168,7 +173,10 @@ fn trials(
         return Ok(ExitCode::from(INTERRUPTED));
     }
     if conclusion.num_passed + conclusion.num_failed == 0 {
-        eprintln!("harness: nothing ran; {gate}");
+        match any {
+            true => eprintln!("harness: nothing ran; {gate}"),
+            false => eprintln!("harness: nothing ran; the filters leave no arm"),
+        }
         return Ok(ExitCode::from(CONTRACT));
     }
     Ok(conclusion.exit_code())
@@ -184,8 +192,11 @@ fn gate(config: &Config, missing: Option<&Failure>) -> Decision {
                 Some(name) => format!("the locked environment `{name}`"),
                 None => "a Python with the stack installed".into(),
             },
-            found: failure.to_string(),
-            hint: "`cargo run --release -- env install` installs it".into(),
+            found: match &failure.found {
+                Some(found) => format!("{}: {found}", failure.what),
+                None => failure.what.clone(),
+            },
+            hint: failure.hint.clone().unwrap_or_default(),
         },
     }
 }

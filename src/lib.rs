@@ -23,4 +23,5 @@ pub mod reference;
 pub mod snapshot;
 pub mod stack;
 pub mod telemetry;
+mod terminal;
 pub mod verdict;

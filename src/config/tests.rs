@@ -192,6 +192,11 @@ fn a_replay_is_the_same_configuration() {
     let again = with(&[], &args).unwrap();
     assert_eq!(again.profile, config.profile);
     assert_eq!(again.require, config.require);
+    // A person pastes it into a shell.
+    assert_eq!(
+        shlex::split(&config.replay_line()),
+        Some(config.replay_args())
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -264,6 +264,9 @@ pub(crate) fn digest(directory: &Path) -> Result<Model, Failure> {
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if entry.path().is_file() {
+            if let Some(cut) = cut_short(&entry.path()) {
+                return Err(unusable(format!("{name} is cut short: {cut}")));
+            }
             let hash = ends(&entry.path()).map_err(|error| unusable(format!("{name}: {error}")))?;
             hashes.insert(name, hash);
         }
@@ -272,6 +275,35 @@ pub(crate) fn digest(directory: &Path) -> Result<Model, Failure> {
         digest: listing_digest(&hashes),
         directory,
     })
+}
+
+/// Whether a `.safetensors` file ends before its header says that it does, as an interrupted
+/// download does; an engine would say so a minute later, in its own words. What else is wrong
+/// with a file is the engine's to find.
+fn cut_short(path: &Path) -> Option<String> {
+    if path.extension()? != "safetensors" {
+        return None;
+    }
+    let size = path.metadata().ok()?.len();
+    let found = format!("{size} bytes");
+    let mut file = File::open(path).ok()?;
+    let mut length = [0; 8];
+    if file.read_exact(&mut length).is_err() {
+        return Some(found);
+    }
+    let length = u64::from_le_bytes(length);
+    let data = length.checked_add(8)?;
+    if data > size {
+        return Some(found);
+    }
+    let header: BTreeMap<String, serde_json::Value> =
+        serde_json::from_reader(BufReader::new(file.take(length))).ok()?;
+    let end = header
+        .values()
+        .filter_map(|tensor| tensor.get("data_offsets")?.get(1)?.as_u64())
+        .max()?;
+    let whole = data.checked_add(end)?;
+    (size < whole).then(|| format!("{found} of {whole}"))
 }
 
 fn ends(path: &Path) -> std::io::Result<String> {
@@ -361,6 +393,27 @@ mod tests {
         let mut model = built(place.path());
         model.digest = "0".repeat(64);
         assert!(verify(&model).is_err());
+    }
+
+    #[test]
+    fn weights_that_end_early_are_cut_short() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("model.safetensors");
+        let header = r#"{"__metadata__":{},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
+        let mut whole = u64::try_from(header.len()).unwrap().to_le_bytes().to_vec();
+        whole.extend_from_slice(header.as_bytes());
+        whole.extend_from_slice(&[0; 8]);
+        let cut = |length: usize| {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            cut_short(&path)
+        };
+        assert_eq!(cut(whole.len()), None);
+        for length in [0, 7, 8, 20, whole.len() - 9, whole.len() - 1] {
+            assert!(cut(length).is_some(), "{length}");
+        }
+        // Nothing that a header promises may overflow.
+        std::fs::write(&path, [0xff; 64]).unwrap();
+        assert_eq!(cut_short(&path), None);
     }
 
     #[test]

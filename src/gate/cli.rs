@@ -5,9 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::doctor::{Inputs, doctor};
-
-/// Columns where the terminal does not say.
-const WIDTH: u16 = 120;
+use crate::terminal;
 
 /// Says whether the profile can run here, and what is missing.
 #[derive(Clone, Debug, Args)]
@@ -22,14 +20,10 @@ pub fn cli(args: &DoctorArgs, inputs: &Inputs<'_>) -> ExitCode {
     let report = doctor(inputs);
     match args.json {
         true => println!("{}", report.json()),
-        false => println!("{}", report.table(width())),
+        false => println!("{}", report.table(terminal::columns())),
     }
     match report.runnable {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     }
-}
-
-fn width() -> u16 {
-    rustix::termios::tcgetwinsize(std::io::stdout()).map_or(WIDTH, |size| size.ws_col)
 }

@@ -95,6 +95,8 @@ pub struct Examined<'a> {
     pub etcd_version: Option<String>,
     /// Whether the state directory can be written to; the error if not.
     pub state: Result<(), String>,
+    /// Whether something could be installed into the cache; the error if not.
+    pub cache: Result<(), String>,
     /// The fixed ports that are taken, and by whom; 0 stands for "any".
     pub busy: BTreeMap<u16, String>,
 }
@@ -118,6 +120,7 @@ pub fn examine<'a>(inputs: &'a Inputs<'a>) -> Examined<'a> {
         preflight: installed.map(|installed| preflight(installed, &inputs.paths.cache)),
         etcd_version: etcd.as_deref().and_then(crate::environment::etcd::version),
         state: writable(&inputs.paths.state),
+        cache: installable(&inputs.paths.cache),
         busy: ports
             .into_iter()
             .flatten()
@@ -147,6 +150,17 @@ fn writable(directory: &std::path::Path) -> Result<(), String> {
         .and_then(|()| tempfile::tempfile_in(directory))
         .map(drop)
         .map_err(|error| error.to_string())
+}
+
+/// Looks and touches nothing: the cache may not be there yet.
+fn installable(directory: &std::path::Path) -> Result<(), String> {
+    let nearest = directory.ancestors().find(|path| path.exists());
+    let nearest = nearest.ok_or("no part of it exists")?;
+    if !nearest.is_dir() {
+        return Err(format!("{} is not a directory", nearest.display()));
+    }
+    rustix::fs::access(nearest, rustix::fs::Access::WRITE_OK)
+        .map_err(|error| format!("{}: {error}", nearest.display()))
 }
 
 impl Report {

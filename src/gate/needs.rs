@@ -65,18 +65,21 @@ impl std::fmt::Display for Decision {
 }
 
 impl Decision {
-    /// The failure of a case that may not be gated, but is.
-    pub fn required_failure(&self, case: &str) -> Option<Failure> {
+    /// The failure of a case that is gated and that somebody insisted on: by requiring it, or
+    /// by running what is ignored.
+    pub fn insisted_failure(&self, case: &str, required: bool) -> Option<Failure> {
         let Self::Gated { need, found, hint } = self else {
             return None;
         };
+        let required = match required {
+            true => " is required (PHASE1_REQUIRE) and",
+            false => "",
+        };
         Some(
-            Failure::environment(format!(
-                "{case} is required (PHASE1_REQUIRE) and cannot run here"
-            ))
-            .expected(need)
-            .found(found)
-            .hint(hint),
+            Failure::environment(format!("{case}{required} cannot run here"))
+                .expected(need)
+                .found(found)
+                .hint(hint),
         )
     }
 }
@@ -300,13 +303,18 @@ pub(super) mod tests {
             decision.to_string(),
             "needs etcd; found none; `apt-get install etcd-server` (etcd on PATH is enough)"
         );
-        let failure = decision.required_failure("tc04::kill").unwrap().to_string();
+        let failure = decision
+            .insisted_failure("tc04::kill", true)
+            .unwrap()
+            .to_string();
         assert!(
             failure.starts_with("Environment: tc04::kill is required"),
             "{failure}"
         );
         assert_eq!(decide(&[], &facts), Decision::Runnable);
-        assert_eq!(Decision::Runnable.required_failure("x"), None);
+        let failure = decision.insisted_failure("tc04::kill", false).unwrap();
+        assert_eq!(failure.what, "tc04::kill cannot run here");
+        assert_eq!(Decision::Runnable.insisted_failure("x", true), None);
     }
 
     #[test]

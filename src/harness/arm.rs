@@ -18,6 +18,9 @@ use crate::stack::wait::{self, Look};
 use crate::telemetry::logs;
 use crate::verdict::{Check, Outcome, Verdict};
 
+/// The check that an arm fails when something ended it early.
+const ENDED: &str = "ran_to_its_end";
+
 /// What all arms of one process share.
 #[derive(Debug)]
 pub struct Runner {
@@ -162,7 +165,7 @@ impl Runner {
             (Some(why), _) => Verdict::broken(why, told.checks),
             (None, Some(failure)) => {
                 let mut check = Check::from(failure);
-                check.name = "ran_to_its_end".into();
+                check.name = ENDED.into();
                 let mut checks = told.checks;
                 checks.push(check);
                 Verdict::of(checks)
@@ -258,8 +261,11 @@ impl Runner {
     }
 
     fn again(&self, arm: &Arm) -> String {
-        let args = self.config.replay_args().join(" ");
-        format!("cargo run --release -- run {} {args}", arm.name)
+        format!(
+            "cargo run --release -- run {} {}",
+            arm.name,
+            self.config.replay_line()
+        )
     }
 }
 
@@ -336,9 +342,15 @@ pub fn message(result: &ArmResult) -> Option<String> {
     if result.verdict.outcome == Outcome::Pass {
         return None;
     }
+    let line = |check: &Check| match &result.failure {
+        // What ended the arm, in full; its check says less of it.
+        Some(failure) if check.name == ENDED => failure.to_string(),
+        _ => check.to_string(),
+    };
+    let lines: Vec<String> = result.verdict.failed().into_iter().map(line).collect();
     Some(format!(
         "{}\n  evidence: {}\n  again:    {}",
-        result.verdict,
+        lines.join("\n"),
         result.evidence.display(),
         result.again
     ))

@@ -16,6 +16,7 @@ use crate::environment;
 use crate::evidence::result::{ArmResult, Pin};
 use crate::evidence::write_json;
 use crate::snapshot;
+use crate::terminal;
 use crate::verdict::Outcome;
 
 /// The table of a run, as a document.
@@ -54,6 +55,7 @@ pub fn run(
 ) -> Result<ExitCode, UsageError> {
     let all: Vec<&'static Arm> = cases.iter().flat_map(|case| case.arms).collect();
     select::known(&all, filters, false)?;
+    select::known_requirements(&all, &config.require)?;
     let update = match snapshot::refuse_falsifying(&config.insta) {
         Ok(update) => update,
         Err(failure) => {
@@ -64,7 +66,10 @@ pub fn run(
     let mut progress = Progress::default();
     let prepared = environment::ensure(&config.profile, &config.paths.cache, progress.steps())
         .and_then(|installed| software::prepare(&config, installed));
-    progress.steps().done("software is ready");
+    if prepared.is_ok() {
+        progress.steps().done("software is ready");
+    }
+    drop(progress);
     let software = began.elapsed().as_secs_f64() * 1000.0;
     if let Ok(prepared) = &prepared
         && let Ok(plan) = prepared.blueprint.canonical_plan()
@@ -119,7 +124,7 @@ pub fn run(
 }
 
 fn conclude(runner: &Runner, results: &[ArmResult], began: Instant, software: f64) {
-    println!("{}", table::verdicts(results));
+    println!("{}", table::verdicts(results, terminal::columns()));
     for result in results {
         if let Pin::Missing { name } = &result.pin {
             println!(
@@ -156,7 +161,8 @@ fn conclude(runner: &Runner, results: &[ArmResult], began: Instant, software: f6
         eprintln!("{failure}");
     }
     println!("evidence: {}", folder.display());
-    if runner.prepared.is_ok() && runner.interrupt.cause().is_none() {
+    let up = results.last().is_some_and(|result| result.stack.is_some());
+    if up && runner.interrupt.cause().is_none() {
         println!(
             "the stack stays warm for {} s; `kvcr-phase1 down` stops it now",
             runner.config.profile.stack.keep_seconds

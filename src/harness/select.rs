@@ -2,26 +2,53 @@
 
 use crate::cases::Arm;
 use crate::config::UsageError;
+use crate::gate::needs;
 
 /// Refuses a filter that selects no arm, naming the nearest: a typo must not pass as "nothing
-/// failed". `all` is always known.
+/// failed".
 ///
 /// # Errors
 /// Usage, naming the nearest arm or case.
 pub fn known(arms: &[&'static Arm], filters: &[String], exact: bool) -> Result<(), UsageError> {
+    let cases = if exact { Cases::Out } else { Cases::In };
     for filter in filters {
-        if filter != "all" && !arms.iter().any(|arm| selects(filter, arm.name, exact)) {
-            return Err(UsageError(format!(
-                "no arm is called {filter:?}; the nearest is {}; there are {}",
-                nearest(arms, filter),
-                arms.iter()
-                    .map(|arm| arm.name)
-                    .collect::<Vec<_>>()
-                    .join(", ")
-            )));
+        if !arms.iter().any(|arm| selects(filter, arm.name, exact)) {
+            return Err(unknown(arms, filter, cases));
         }
     }
     Ok(())
+}
+
+/// Refuses a requirement (`PHASE1_REQUIRE`) that no arm has to meet: it would require nothing.
+///
+/// # Errors
+/// Usage, naming the nearest arm or case.
+pub fn known_requirements(arms: &[&'static Arm], names: &[String]) -> Result<(), UsageError> {
+    for name in names {
+        let wanted = std::slice::from_ref(name);
+        if !arms.iter().any(|arm| needs::required(wanted, arm.name)) {
+            return Err(unknown(arms, name, Cases::In));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a whole case can be meant, or only an arm.
+#[derive(Clone, Copy, PartialEq)]
+enum Cases {
+    In,
+    Out,
+}
+
+fn unknown(arms: &[&'static Arm], name: &str, cases: Cases) -> UsageError {
+    UsageError(format!(
+        "no arm is called {name:?}; the nearest is {}; there are {}",
+        nearest(arms, name, cases),
+        arms.iter()
+            .map(|arm| arm.name)
+            .collect::<Vec<_>>()
+            .join(", ")
+    ))
 }
 
 /// Whether `filter` selects `name`, as libtest does: a part of the name, or all of it.
@@ -48,13 +75,14 @@ pub fn arms(arms: &[&'static Arm], filters: &[String]) -> Vec<&'static Arm> {
         .collect()
 }
 
-fn nearest(arms: &[&'static Arm], filter: &str) -> String {
+fn nearest(arms: &[&'static Arm], name: &str, cases: Cases) -> String {
     arms.iter()
         .flat_map(|arm| {
             let case = arm.name.split("::").next().unwrap_or(arm.name);
-            [arm.name, case]
+            [Some(arm.name), (cases == Cases::In).then_some(case)]
         })
-        .min_by_key(|name| strsim::levenshtein(name, filter))
+        .flatten()
+        .min_by_key(|known| strsim::levenshtein(known, name))
         .unwrap_or("none")
         .to_owned()
 }
@@ -81,6 +109,28 @@ mod tests {
         );
         let error = known(&all(), &filters(&["tc1"]), false).expect_err("a typo");
         assert!(error.to_string().contains("nearest is tc01;"), "{error}");
+        // Only a whole name is exact, so the case is no answer.
+        let error = known(&all(), &filters(&["tc01"]), true).expect_err("a case");
+        assert!(error.to_string().contains("nearest is tc01::"), "{error}");
+    }
+
+    #[test]
+    fn a_requirement_that_requires_nothing_is_refused() {
+        for name in ["all", "tc01", "tc01::cold"] {
+            assert!(
+                known_requirements(&all(), &filters(&[name])).is_ok(),
+                "{name}"
+            );
+        }
+        // A part of a name selects, but does not require.
+        for name in ["cold", "tc", "tc01::", "tc01::cold::x", ""] {
+            assert!(
+                known_requirements(&all(), &filters(&[name])).is_err(),
+                "{name}"
+            );
+        }
+        // And `all` requires, but does not select.
+        assert!(known(&all(), &filters(&["all"]), false).is_err());
     }
 
     #[test]

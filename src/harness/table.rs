@@ -1,23 +1,16 @@
 //! The verdict table for people. Says nothing that `result.json` does not.
 
-use std::io::IsTerminal;
-
 use comfy_table::{ContentArrangement, Table, presets};
 
 use crate::evidence::result::ArmResult;
 
-/// Width where there is no terminal to ask.
-const COLUMNS: u16 = 110;
-
-/// One row an arm: name, verdict, what did not hold, seconds.
+/// One row an arm: name, verdict, what did not hold, seconds. `width` columns at most.
 #[must_use]
-pub fn verdicts(results: &[ArmResult]) -> String {
+pub fn verdicts(results: &[ArmResult], width: u16) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_HORIZONTAL_ONLY);
     table.set_content_arrangement(ContentArrangement::Dynamic);
-    if !std::io::stdout().is_terminal() {
-        table.set_width(COLUMNS);
-    }
+    table.set_width(width);
     table.set_header([
         "arm",
         "verdict",

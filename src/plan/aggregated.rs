@@ -21,6 +21,13 @@ fn parts(config: &Config) -> impl Iterator<Item = Part> {
     core.chain([Part::Reference])
 }
 
+/// Bytes of `/dev/shm` that the whole stack takes.
+pub(super) fn shm_bytes(config: &Config) -> u64 {
+    parts(config)
+        .map(|part| worker::shm_bytes(config, part))
+        .fold(0, u64::saturating_add)
+}
+
 /// The plan of [`crate::config::profile::TopologyKind::Aggregated`].
 pub fn aggregated(
     config: &Config,
@@ -57,9 +64,7 @@ pub fn aggregated(
         reference,
         directories: dynamo::directories(bindings),
         shm_prefixes: vec![worker::shm_prefix(bindings)],
-        shm_bytes: parts(config)
-            .map(|part| worker::shm_bytes(config, part))
-            .fold(0, u64::saturating_add),
+        shm_bytes: shm_bytes(config),
     })
 }
 

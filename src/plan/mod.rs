@@ -40,6 +40,13 @@ pub fn ports(config: &Config) -> Vec<String> {
     }
 }
 
+/// Bytes of `/dev/shm` that the stack of `config` takes, whatever software it runs on.
+pub fn shm_bytes(config: &Config) -> u64 {
+    match config.profile.topology.kind {
+        TopologyKind::Aggregated => aggregated::shm_bytes(config),
+    }
+}
+
 /// Ports that must have this number instead of an allocated one.
 pub fn fixed_ports(config: &Config) -> Vec<(String, u16)> {
     let frontend = config.profile.network.frontend_port;

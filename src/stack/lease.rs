@@ -384,7 +384,7 @@ fn wait(
                 return Err(
                     Failure::environment("the device is in use by another stack")
                         .found(holder)
-                        .hint("wait for it, or run `kvcr-phase1 down --all`"),
+                        .hint("wait for it; `kvcr-phase1 down --force` stops it all the same"),
                 );
             }
             Word::Said(Tell::Step { text, at_ms }) => {

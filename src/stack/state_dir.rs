@@ -55,7 +55,7 @@ impl StateDir {
             } else {
                 "something else".to_owned()
             })
-            .hint("set XDG_RUNTIME_DIR to a directory of your own"));
+            .hint("name one of your own: --state-dir DIR or PHASE1_STATE_DIR=DIR"));
         }
         if found.mode() & 0o077 != 0 {
             fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700))
@@ -86,7 +86,7 @@ impl StateDir {
             ))
             .expected(format!("socket paths of at most {SOCKET_PATH_MAX} bytes"))
             .found(format!("{length} bytes"))
-            .hint("set XDG_RUNTIME_DIR to a shorter directory"));
+            .hint("name a shorter one: --state-dir DIR or PHASE1_STATE_DIR=DIR"));
         }
         create(&dir.0)?;
         Ok(dir)
@@ -269,7 +269,7 @@ pub fn create(path: &Path) -> Result<(), Failure> {
 /// The one sentence for whatever the file system refuses.
 pub fn unusable(path: &Path, error: &io::Error) -> Failure {
     Failure::environment(format!("{} cannot be used: {error}", path.display()))
-        .hint("set XDG_RUNTIME_DIR to a local directory that you can write to")
+        .hint("name a local one that you can write to: --state-dir DIR or PHASE1_STATE_DIR=DIR")
 }
 
 #[cfg(test)]

@@ -204,6 +204,11 @@ impl Supervisor<'_> {
             } else {
                 "starting"
             },
+            // The one that failed: its logs are still there.
+            generation: match failure {
+                Some(_) => self.dir.generations().last().copied().unwrap_or(0),
+                None => 0,
+            },
             failure,
             ..View::default()
         };

@@ -353,6 +353,20 @@ fn places(examined: &Examined<'_>, rows: &mut Vec<Finding>) {
         Ok(()) => row,
     });
 
+    // An environment that is there may well be in a cache that is read-only.
+    if let (Err(_), Err(why)) = (&examined.inputs.installed, &examined.cache) {
+        let cache = &examined.inputs.paths.cache;
+        let row = met(
+            "cache",
+            "a writable cache",
+            format!("{}: {why}", cache.display()),
+        );
+        rows.push(row.unmet(
+            Class::Environment,
+            "name another one: --cache-dir DIR or PHASE1_CACHE_DIR=DIR",
+        ));
+    }
+
     let fixed = examined.inputs.profile.network.frontend_port;
     let need = match fixed {
         Some(port) => format!("port {port}, and others as they are free"),

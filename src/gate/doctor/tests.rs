@@ -105,6 +105,7 @@ impl Case {
             }),
             etcd_version: Some("3.4.23".to_owned()),
             state: Ok(()),
+            cache: Ok(()),
             busy: BTreeMap::new(),
             inputs: &inputs,
         };
@@ -194,6 +195,12 @@ fn what_is_missing_is_unmet_with_a_hint() {
             nothing,
             |it| it.state = Err("read-only".to_owned()),
             "/run/kvcr-phase1: read-only",
+        ),
+        (
+            "cache",
+            |inputs| inputs.installed = Err(Failure::environment("not installed").hint("install")),
+            |it| it.cache = Err("read-only".to_owned()),
+            "/cache: read-only",
         ),
         (
             "ports",

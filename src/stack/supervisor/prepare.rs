@@ -141,7 +141,7 @@ fn check_sockets(plan: &Plan) -> Result<(), Failure> {
                     path.display()
                 ))
                 .expected(format!("at most {SOCKET_PATH_MAX} bytes"))
-                .hint("set XDG_RUNTIME_DIR to a shorter directory"));
+                .hint("name a shorter one: --state-dir DIR or PHASE1_STATE_DIR=DIR"));
             }
         }
     }

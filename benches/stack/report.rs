@@ -1,0 +1,108 @@
+//! What was measured, for people and for `docs/benchmarks.md`.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use comfy_table::{Table, presets};
+use kvcr_phase1::evidence::host;
+use procfs::Current;
+
+use crate::Problem;
+
+/// What encloses the table in the document.
+const BEGIN: &str = "<!-- stack: begin; `cargo bench --bench stack -- --write` replaces this -->";
+const END: &str = "<!-- stack: end -->";
+
+/// Above this the machine had something else to do.
+const QUIET: f32 = 1.5;
+
+/// One number that has a limit; lower is better.
+pub(crate) struct Claim {
+    pub(crate) what: &'static str,
+    pub(crate) measured: f64,
+    pub(crate) limit: f64,
+    pub(crate) unit: &'static str,
+    /// What it was made from.
+    pub(crate) how: String,
+}
+
+impl Claim {
+    fn held(&self) -> bool {
+        self.measured <= self.limit
+    }
+}
+
+/// All claims, and the machine that they were measured on.
+pub(crate) struct Report {
+    machine: String,
+    pub(crate) claims: Vec<Claim>,
+}
+
+impl Report {
+    /// Looks at the machine before anything runs on it.
+    pub(crate) fn begin() -> Self {
+        let host = host::read();
+        let load = procfs::LoadAverage::current().map_or(f32::NAN, |load| load.one);
+        let quiet = match load <= QUIET {
+            true => "",
+            false => " — **not quiet: these numbers mean little**",
+        };
+        Self {
+            machine: format!(
+                "kvcr-phase1 {} on {}, {} cores, Linux {}; {}; load before the start {load:.2}{quiet}",
+                env!("CARGO_PKG_VERSION"),
+                host.processor,
+                host.cores,
+                host.kernel,
+                jiff::Timestamp::now().strftime("%Y-%m-%d"),
+            ),
+            claims: Vec::new(),
+        }
+    }
+
+    /// Whether every limit holds.
+    pub(crate) fn held(&self) -> bool {
+        self.claims.iter().all(Claim::held)
+    }
+
+    /// Replaces the table in the document; its path.
+    pub(crate) fn write(&self) -> Result<PathBuf, Problem> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/benchmarks.md");
+        let text = fs::read_to_string(&path)?;
+        let parts = text.split_once(BEGIN).and_then(|(before, rest)| {
+            let (_, after) = rest.split_once(END)?;
+            Some((before, after))
+        });
+        let (before, after) = parts.ok_or("docs/benchmarks.md has lost its markers")?;
+        fs::write(&path, format!("{before}{BEGIN}\n{self}\n{END}{after}"))?;
+        Ok(path)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut table = Table::new();
+        table.load_style(presets::ASCII_MARKDOWN);
+        table.set_header(["claim", "limit", "measured", "margin", "held", "from"]);
+        for claim in &self.claims {
+            let unit = claim.unit;
+            table.add_row([
+                claim.what.to_owned(),
+                format!("≤ {}{unit}", claim.limit),
+                format!("{}{unit}", short(claim.measured)),
+                format!("{:+.0} %", (claim.limit / claim.measured - 1.0) * 100.0),
+                if claim.held() { "yes" } else { "**no**" }.to_owned(),
+                claim.how.clone(),
+            ]);
+        }
+        write!(f, "{}\n\n{table}", self.machine)
+    }
+}
+
+fn short(number: f64) -> String {
+    match number {
+        0.0..10.0 => format!("{number:.2}"),
+        _ => format!("{number:.0}"),
+    }
+}
