@@ -196,7 +196,10 @@ fn gate(config: &Config, missing: Option<&Failure>) -> Decision {
                 Some(found) => format!("{}: {found}", failure.what),
                 None => failure.what.clone(),
             },
-            hint: failure.hint.clone().unwrap_or_default(),
+            hint: failure
+                .hint
+                .clone()
+                .unwrap_or_else(|| "`kvcr-phase1 doctor` says more".into()),
         },
     }
 }
