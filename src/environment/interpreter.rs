@@ -99,7 +99,7 @@ pub(crate) fn find(named: Option<&Path>, search: &Search) -> Result<Interpreter,
         ),
         None => (
             "no suitable Python interpreter".to_owned(),
-            "`apt-get install python3.12` (Debian 12: `apt-get install python3`, which is 3.11), or name one: --python PATH",
+            "`apt-get install python3.12` (Debian 12: `apt-get install python3`, which is 3.11), or put one on PATH",
         ),
     };
     Err(Failure::environment(what)

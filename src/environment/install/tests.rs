@@ -302,7 +302,7 @@ fn a_killed_install_is_done_again_and_its_children_are_ended() {
     machine.uv("exec sleep 60");
     let mut killed = process(&machine);
     while machine.installs() == 0 {
-        child::pause(Duration::from_millis(10));
+        crate::stack::wait::pause(Duration::from_millis(10));
     }
     killed.kill().unwrap();
     killed.wait().unwrap();
