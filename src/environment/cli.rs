@@ -57,6 +57,12 @@ fn run(
 ) -> Result<ExitCode, Failure> {
     match command {
         EnvCommand::Install { name } => {
+            if let Some(python) = &profile.environment.python {
+                return Err(Failure::environment("nothing is to be installed")
+                    .expected("a profile with a locked environment")
+                    .found(format!("it uses {} as it is", python.display()))
+                    .hint("leave --python (environment.python) out"));
+            }
             let request = Request {
                 name: name.clone(),
                 cache: cache.to_owned(),

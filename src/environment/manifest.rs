@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::atomic;
 
 use super::Package;
+use super::interpreter::Interpreter;
 
 /// Its name.
 pub(crate) const FILE: &str = "manifest.json";
@@ -61,6 +62,20 @@ impl Manifest {
             return Err(Unreadable::Damaged(why));
         }
         Ok(manifest)
+    }
+
+    /// The interpreter it was installed with, if that is still there.
+    pub(crate) fn interpreter(&self) -> Option<Interpreter> {
+        let (implementation, version) = self.interpreter.split_once(' ')?;
+        let mut numbers = version.splitn(3, '.').map(str::parse);
+        let mut number = || numbers.next()?.ok();
+        let version = (number()?, number()?, number()?);
+        self.base.exists().then(|| Interpreter {
+            implementation: implementation.to_owned(),
+            version,
+            executable: self.base.clone(),
+            site: Vec::new(),
+        })
     }
 
     /// Writes it so that it is whole or absent, even if the machine loses power.
