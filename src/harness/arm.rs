@@ -244,10 +244,14 @@ impl Runner {
     }
 
     fn again(&self, arm: &Arm) -> String {
-        let args = self.config.replay_args();
-        // A NUL cannot be quoted, nor can it have come in through a flag or a variable.
-        let args = shlex::try_join(args.iter().map(String::as_str)).unwrap_or_default();
-        format!("cargo run --release -- run {} {args}", arm.name)
+        let mut command = format!("cargo run --release -- run {}", arm.name);
+        for arg in self.config.replay_args() {
+            let (flag, value) = arg.split_once('=').unwrap_or((&arg, ""));
+            // A NUL cannot be quoted, nor can it have come in through a flag or a variable.
+            let value = shlex::try_quote(value).unwrap_or_default();
+            command += &format!(" {flag}={value}");
+        }
+        command
     }
 }
 
