@@ -7,12 +7,11 @@ use std::time::Instant;
 
 use crate::cases::PHASE1;
 use crate::config::{Config, UsageError};
-use crate::environment;
+use crate::environment::{self, progress};
 use crate::evidence::result::ArmResult;
 use crate::failure::Failure;
 use crate::gate;
-use crate::harness::interrupt::Interrupt;
-use crate::harness::report::Progress;
+use crate::harness::interrupt::{Cause, Interrupt};
 use crate::harness::{FAILED, run, software};
 use crate::plan;
 use crate::stack::admin;
@@ -35,8 +34,8 @@ pub fn up(mut config: Config, detach: bool) -> ExitCode {
 }
 
 fn bring_up(config: &Config, detach: bool) -> Result<(), Failure> {
-    let mut progress = Progress::default();
-    let installed = environment::ensure(&config.profile, &config.paths.cache, progress.steps())?;
+    let mut reporter = progress::reporter();
+    let installed = environment::ensure(&config.profile, &config.paths.cache, reporter.as_mut())?;
     let prepared = software::prepare(config, installed)?;
     let spec = &prepared.spec;
     let (state, fingerprint) = (spec.state_dir.clone(), spec.fingerprint.clone());
@@ -46,16 +45,21 @@ fn bring_up(config: &Config, detach: bool) -> Result<(), Failure> {
         case: "up".into(),
         mode: Mode::Shared,
     };
-    let lease = match lease::acquire(spec, &request, &mut progress, interrupt.flag()) {
+    let mut report = |progress: lease::Progress| reporter.step(&progress.to_string());
+    let lease = match lease::acquire(spec, &request, &mut report, interrupt.flag()) {
         Ok(lease) => lease,
         Err(failure) => {
-            if interrupt.cause().is_some() {
+            let Some(cause) = interrupt.cause() else {
+                return Err(failure);
+            };
+            drop(reporter);
+            if cause == Cause::Interrupt {
                 let _ = admin::down(&spec.state_dir, Some(&spec.fingerprint), false);
             }
-            return Err(failure);
+            return Err(cause.failure());
         }
     };
-    drop(progress);
+    drop(reporter);
     println!("{}", describe(lease.stack()));
     if detach {
         println!(
@@ -166,13 +170,13 @@ fn describe_status(status: &Status) -> String {
 #[must_use]
 pub fn down(config: &Config, force: bool) -> ExitCode {
     match admin::down(&config.paths.state, None, force) {
-        Ok(downed) if downed.is_empty() => {
+        Ok(downed) if downed.iter().all(admin::Downed::is_nothing) => {
             println!("nothing to stop");
             ExitCode::SUCCESS
         }
         Ok(downed) => {
             let all = downed.iter().all(admin::Downed::is_down);
-            for one in &downed {
+            for one in downed.iter().filter(|one| !one.is_nothing()) {
                 println!("{one}");
             }
             if all {
@@ -213,7 +217,7 @@ pub fn doctor(config: &Config, args: &gate::cli::DoctorArgs) -> ExitCode {
             paths: &config.paths,
             installed: environment::find(&config.profile, &config.paths.cache),
             shm_bytes: plan::shm_bytes(config),
-            variables: config.insta.variables(),
+            insta: &config.insta,
         },
     )
 }

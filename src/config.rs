@@ -1,7 +1,7 @@
 //! Profile, flags and `PHASE1_*` become one validated [`Config`].
 //!
 //! The only module that reads environment variables. Values come from a profile (`env/*.toml`),
-//! then variables, then flags; what each can be stands in one table ([`fields`]). Mistakes are
+//! then variables, then flags; what each can be stands in one table (`fields`). Mistakes are
 //! collected and said together, each with the line, variable or flag it came from.
 //!
 //! What the machine can do is not asked here: that is a gate's question.
@@ -19,7 +19,6 @@ mod source;
 #[cfg(test)]
 pub(crate) mod testing;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -71,21 +70,6 @@ pub struct InstaState {
     pub force_pass: bool,
     /// `INSTA_UPDATE`, as it is.
     pub update: Option<String>,
-}
-
-impl InstaState {
-    /// As variables, for a report.
-    #[must_use]
-    pub fn variables(&self) -> BTreeMap<String, String> {
-        let force = self
-            .force_pass
-            .then(|| ("INSTA_FORCE_PASS".to_owned(), "1".to_owned()));
-        let update = self
-            .update
-            .clone()
-            .map(|text| ("INSTA_UPDATE".to_owned(), text));
-        force.into_iter().chain(update).collect()
-    }
 }
 
 /// Everything a run is configured with.
@@ -181,7 +165,8 @@ pub fn load(own: OwnArgs, env: &dyn EnvSource) -> Result<Config, UsageError> {
             runs: settings.runs.unwrap_or(defaults.runs),
             root: defaults.root,
         },
-        run_id: text("NEXTEST_RUN_ID").unwrap_or_else(|| uuid::Uuid::new_v4().to_string()),
+        run_id: text("NEXTEST_RUN_ID")
+            .map_or_else(|| uuid::Uuid::new_v4().to_string(), |id| file_name(&id)),
         attempt: text("NEXTEST_ATTEMPT")
             .and_then(|number| number.parse().ok())
             .unwrap_or(1),
@@ -194,6 +179,17 @@ pub fn load(own: OwnArgs, env: &dyn EnvSource) -> Result<Config, UsageError> {
             update: text("INSTA_UPDATE"),
         },
     })
+}
+
+/// A run's id names directories: it may not lead out of them.
+fn file_name(id: &str) -> String {
+    id.chars()
+        .map(|letter| match letter {
+            letter if letter.is_ascii_alphanumeric() || letter == '-' => letter,
+            _ => '_',
+        })
+        .take(100)
+        .collect()
 }
 
 /// The profile with every override applied and checked; `None` if it has no shape at all.

@@ -14,7 +14,7 @@ pub mod cli;
 pub mod doctor;
 pub mod facts;
 mod gpu;
-mod host;
+pub(crate) mod host;
 pub mod needs;
 pub mod skew;
 pub mod store;

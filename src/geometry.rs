@@ -7,6 +7,8 @@ use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 
+use crate::config::Profile;
+
 /// The shape of one layer's keys and values, and how many layers there are.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct DenseKv {
@@ -28,14 +30,27 @@ impl DenseKv {
     }
 }
 
+/// The tiny random model that the environment builds as `kind`.
+fn built(kind: &str, dtype: &str) -> Option<DenseKv> {
+    let element_bytes = element_bytes(dtype)?;
+    match kind {
+        "dense" => Some(DenseKv {
+            layers: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            element_bytes,
+        }),
+        _ => None,
+    }
+}
+
 /// Bytes of an element of an engine's dtype; `None` for a name that is not known.
-pub fn element_bytes(dtype: &str) -> Option<u32> {
-    Some(match dtype {
-        "float32" | "float" => 4,
-        "bfloat16" | "float16" | "half" => 2,
-        "fp8" | "fp8_e4m3" | "fp8_e5m2" => 1,
-        _ => return None,
-    })
+fn element_bytes(dtype: &str) -> Option<u32> {
+    match dtype {
+        "float32" => Some(4),
+        "bfloat16" | "float16" => Some(2),
+        _ => None,
+    }
 }
 
 /// How an engine cuts sequences into blocks.
@@ -55,6 +70,12 @@ impl Blocks {
         Some(Self { tokens, bytes })
     }
 
+    /// Blocks of a profile's engine; `None` for a model whose shape only its files tell.
+    pub fn of(profile: &Profile) -> Option<Self> {
+        let kv = built(profile.model.build.as_deref()?, &profile.engine.dtype)?;
+        Self::dense(profile.engine.block_tokens, kv)
+    }
+
     fn size(self) -> u64 {
         u64::from(self.tokens.get())
     }
@@ -62,11 +83,6 @@ impl Blocks {
     /// Blocks that a prompt fills. Only full blocks are cached, offloaded and hashed.
     pub fn full(self, prompt: u64) -> u64 {
         prompt / self.size()
-    }
-
-    /// Blocks that a prompt occupies on the device, the last one perhaps partly.
-    pub fn occupied(self, prompt: u64) -> u64 {
-        prompt.div_ceil(self.size())
     }
 
     /// Tokens in `blocks` blocks.
@@ -119,15 +135,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::config::testing::cpu;
 
     fn tiny(dtype: &str) -> Blocks {
-        let kv = DenseKv {
-            layers: 4,
-            kv_heads: 2,
-            head_dim: 64,
-            element_bytes: element_bytes(dtype).unwrap(),
-        };
-        Blocks::dense(64, kv).unwrap()
+        Blocks::of(&cpu(&["--dtype", dtype]).profile).unwrap()
     }
 
     #[test]
@@ -146,19 +157,14 @@ mod tests {
             assert_eq!(blocks.offload_hit(prompt), offload, "{prompt}");
         }
         assert_eq!(blocks.boundary(9), [575, 576, 577]);
-        assert_eq!(element_bytes("int3"), None);
-        assert_eq!(
-            Blocks::dense(
-                0,
-                DenseKv {
-                    layers: 1,
-                    kv_heads: 1,
-                    head_dim: 1,
-                    element_bytes: 1
-                }
-            ),
-            None
-        );
+    }
+
+    #[test]
+    fn what_is_not_known_has_no_size() {
+        assert_eq!(Blocks::of(&cpu(&["--model-path", "/m"]).profile), None);
+        assert_eq!(built("dense", "int3"), None);
+        assert_eq!(built("hybrid", "float32"), None);
+        assert_eq!(Blocks::dense(0, built("dense", "float32").unwrap()), None);
     }
 
     proptest! {
@@ -181,7 +187,6 @@ mod tests {
             prop_assert_eq!(beyond, if at_edge { size } else { 0 });
             prop_assert!(blocks.shared_offload_hit(prompt, shared) <= shared);
             prop_assert_eq!(blocks.shared_offload_hit(prompt, prompt), blocks.offload_hit(prompt));
-            prop_assert!(blocks.occupied(prompt) - blocks.full(prompt) <= 1);
         }
 
         #[test]

@@ -11,7 +11,6 @@
 
 pub mod arm;
 pub mod interrupt;
-pub mod report;
 pub mod run;
 pub mod select;
 pub mod software;
@@ -27,14 +26,13 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 use crate::cases::{Arm, Case};
 use crate::config::{self, Config, ProcessEnv, UsageError};
-use crate::environment;
+use crate::environment::{self, Installed, progress};
 use crate::failure::Failure;
 use crate::gate::{Decision, needs, store};
 use crate::snapshot;
 use crate::stack::{admin, supervisor};
 use arm::Runner;
 use interrupt::{Cause, Interrupt};
-use report::Progress;
 
 /// A wrong flag, field, variable or case.
 pub const USAGE: u8 = 2;
@@ -96,7 +94,7 @@ fn trials(
     };
 
     let installed = environment::find(&config.profile, &config.paths.cache);
-    let gate = gate(&config, installed.as_ref().err());
+    let gate = gate(&config, &installed);
     let decisions: BTreeMap<String, Decision> = arms
         .iter()
         .map(|arm| (arm.name.to_owned(), gate.clone()))
@@ -140,7 +138,7 @@ fn trials(
                     return Err(failure.into());
                 }
                 let result = runner
-                    .run(arm, &mut Progress::default())
+                    .run(arm, progress::reporter().as_mut())
                     .map_err(Failed::from)?;
                 arm::message(&result).map_or(Ok(()), |message| Err(message.into()))
             })
@@ -182,25 +180,23 @@ fn trials(
     Ok(conclusion.exit_code())
 }
 
-/// Whether any arm can run at all. The cases of today need no more of the machine than the
-/// software itself does.
-fn gate(config: &Config, missing: Option<&Failure>) -> Decision {
-    match missing {
-        None => Decision::Runnable,
-        Some(failure) => Decision::Gated {
-            need: match &config.profile.environment.lock {
-                Some(name) => format!("the locked environment `{name}`"),
-                None => "a Python with the stack installed".into(),
-            },
-            found: match &failure.found {
-                Some(found) => format!("{}: {found}", failure.what),
-                None => failure.what.clone(),
-            },
-            hint: failure
-                .hint
-                .clone()
-                .unwrap_or_else(|| "`kvcr-phase1 doctor` says more".into()),
-        },
+/// Whether any arm can run at all: the software is there, and the machine can do what a stack of
+/// this profile needs. No case of today needs more than that.
+fn gate(config: &Config, installed: &Result<Installed, Failure>) -> Decision {
+    match installed {
+        Ok(installed) => software::machine(config, installed),
+        Err(failure) => {
+            let mut found = failure.clone();
+            let hint = found.hint.take();
+            Decision::Gated {
+                need: match &config.profile.environment.lock {
+                    Some(name) => format!("the locked environment `{name}`"),
+                    None => "a Python with the stack installed".into(),
+                },
+                found: found.to_string(),
+                hint: hint.unwrap_or_else(|| "see `kvcr-phase1 doctor`".into()),
+            }
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! ([`telemetry`]), both become a [`verdict`], and everything that was seen becomes
 //! evidence ([`evidence`]). `docs/design.md` draws the whole picture.
 
+mod atomic;
 pub mod cases;
 pub mod client;
 pub mod commands;
@@ -16,6 +17,7 @@ pub mod failure;
 pub mod gate;
 pub mod geometry;
 pub mod harness;
+mod hash;
 pub mod launch;
 pub mod plan;
 pub mod prompt;

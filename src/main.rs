@@ -113,7 +113,9 @@ fn carry_out(command: Command, config: Config, began: Instant) -> Result<ExitCod
         Command::Status { json } => commands::status(&config, json),
         Command::Down { force } => commands::down(&config, force),
         Command::Doctor(args) => commands::doctor(&config, &args),
-        Command::Env(command) => environment::cli::cli(&command, &config.paths.cache),
+        Command::Env(command) => {
+            environment::cli::cli(&command, &config.profile, &config.paths.cache)
+        }
         Command::Render { json } => commands::render(&config, json),
         Command::Replay { what } => commands::replay(&config, &what, began)?,
     })
@@ -155,5 +157,124 @@ fn collect(command: &clap::Command, flags: &mut Vec<Foreign>) {
     }
     for sub in command.get_subcommands() {
         collect(sub, flags);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+
+    /// Flags in messages that are not ours.
+    const FOREIGN: &[&str] = &[
+        "--exact",       // libtest
+        "--network",     // docker
+        "--release",     // cargo
+        "--run-ignored", // nextest
+        "--shm-size",    // docker
+    ];
+
+    /// Files that write other programs' command lines.
+    const OTHERS: &[&str] = &[
+        "config/args.rs",
+        "engine/vllm/reserved.rs",
+        "engine/vllm/worker.rs",
+        "environment/uv.rs",
+        "plan/dynamo.rs",
+    ];
+
+    fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+        for entry in folder.read_dir().unwrap() {
+            let path = entry.unwrap().path();
+            let tests = path.ends_with("tests.rs") || path.ends_with("main.rs");
+            if path.is_dir() {
+                sources(&path, found);
+            } else if !tests && !OTHERS.iter().any(|other| path.ends_with(other)) {
+                found.push(path);
+            }
+        }
+    }
+
+    /// Lines of code with text in them, without those of unit tests.
+    fn messages() -> Vec<(PathBuf, String)> {
+        let mut files = Vec::new();
+        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+        sources(&root.join("src"), &mut files);
+        let mut found = Vec::new();
+        for file in files {
+            let text = std::fs::read_to_string(&file).unwrap();
+            let code = text.split("#[cfg(test)]\nmod tests").next().unwrap();
+            for line in code.lines() {
+                if line.contains('"') && !line.trim_start().starts_with("//") {
+                    found.push((file.clone(), line.to_owned()));
+                }
+            }
+        }
+        for name in [
+            "README.md",
+            "CONTRIBUTING.md",
+            "docs/ci.md",
+            "docs/evidence.md",
+        ] {
+            let text = std::fs::read_to_string(root.join(name)).unwrap();
+            found.extend(text.lines().map(|line| (name.into(), line.to_owned())));
+        }
+        found
+    }
+
+    /// What follows each `start` in `text`, as long as `part` holds.
+    fn after<'a>(text: &'a str, start: &str, part: fn(char) -> bool) -> Vec<&'a str> {
+        text.match_indices(start)
+            .map(|(at, _)| {
+                let rest = &text[at + start.len()..];
+                &rest[..rest.find(|c| !part(c)).unwrap_or(rest.len())]
+            })
+            .collect()
+    }
+
+    #[test]
+    fn flags_of_commands_are_not_taken_for_configuration() {
+        let table = config::help_table();
+        for known in flags(&Cli::command()) {
+            for follows in ["=", "["] {
+                let clash = format!("  {}{follows}", known.flag);
+                assert!(!table.contains(&clash), "{} never arrives", known.flag);
+            }
+        }
+    }
+
+    /// Whoever follows a message to a command or a flag finds one.
+    #[test]
+    fn messages_and_documents_name_what_exists() {
+        let table = config::help_table();
+        let cli = Cli::command();
+        let ours: Vec<&str> = flags(&cli).iter().map(|known| known.flag).collect();
+        for (file, line) in messages() {
+            let at = format!("{}: {line}", file.display());
+            for word in after(&line, "kvcr-phase1 ", |c| c.is_ascii_lowercase()) {
+                let sub = cli.get_subcommands().any(|sub| sub.get_name() == word);
+                assert!(sub || word.is_empty() || !line.contains('`'), "{at}");
+            }
+            for word in after(&line, "`kvcr-phase1 env ", |c| c.is_ascii_lowercase()) {
+                let env = cli.find_subcommand("env").unwrap();
+                assert!(env.find_subcommand(word).is_some(), "{at}");
+            }
+            for word in after(&line, "PHASE1_", |c| c.is_ascii_uppercase() || c == '_') {
+                let known = table.contains(&format!("  PHASE1_{word} "));
+                let marks = line.contains("KVCR_PHASE1_") || word.is_empty();
+                assert!(known || marks, "{at}");
+            }
+            // Prose only: a flag by itself is an argument for somebody.
+            for word in after(&line, " --", |c| c.is_ascii_lowercase() || c == '-') {
+                let flag = format!("--{word}");
+                let known = ours.contains(&flag.as_str())
+                    || FOREIGN.contains(&flag.as_str())
+                    || table.contains(&format!("  {flag}="))
+                    || table.contains(&format!("  {flag}["));
+                let cargo = file.extension().is_some_and(|end| end == "md");
+                assert!(known || word.is_empty() || cargo, "{at}");
+            }
+        }
     }
 }

@@ -18,6 +18,7 @@ use sha2::{Digest, Sha256};
 
 use crate::client::Input;
 use crate::failure::Failure;
+use crate::hash;
 
 /// Fewer words than this, and any token is taken instead.
 const FEWEST_WORDS: usize = 128;
@@ -200,20 +201,19 @@ impl Prompts {
                 ids.push(*id);
             }
         }
-        let mut hash = Sha256::new();
+        let mut digest = Sha256::new();
         let mut text = String::new();
         for id in &ids {
-            hash.update(id.to_le_bytes());
+            digest.update(id.to_le_bytes());
             if let Ok(at) = self.words.binary_search_by_key(id, |(id, _)| *id) {
                 // `Ġ` and `▁` are how vocabularies spell a leading space.
                 text.push_str(&self.words[at].1.replace(['Ġ', '▁'], " "));
             }
         }
-        let digest: [u8; 32] = hash.finalize().into();
         Prompt {
             ids,
             text,
-            sha256: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
+            sha256: hash::finish(digest),
         }
     }
 }

@@ -4,20 +4,17 @@
 //! timed, so that what remains is the harness's own share.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU32;
 use std::path::Path;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
 use crate::client::{Client, Completion, Observation};
-use crate::config::Config;
+use crate::config::{Config, Profile};
 use crate::evidence::ArmDir;
 use crate::evidence::result::{RequestLine, Timings};
 use crate::failure::{Class, Failure};
 use crate::geometry::Blocks;
-use crate::plan;
 use crate::prompt::{Key, Prompt, Prompts};
 use crate::reference::{Answer, Kept, Question};
 use crate::stack::lease::Lease;
@@ -35,7 +32,6 @@ pub struct Scene<'a> {
     config: &'a Config,
     stack: StackInfo,
     lease: &'a Lease,
-    cancel: &'a AtomicBool,
     arm: &'static str,
     prompts: Prompts,
     blocks: Blocks,
@@ -90,7 +86,6 @@ impl<'a> Scene<'a> {
         config: &'a Config,
         model: &Path,
         lease: &'a Lease,
-        cancel: &'a AtomicBool,
         arm: &'static str,
         dir: ArmDir,
     ) -> Result<Self, Failure> {
@@ -110,7 +105,6 @@ impl<'a> Scene<'a> {
             config,
             stack,
             lease,
-            cancel,
             arm,
             dir,
             told: Told::default(),
@@ -215,10 +209,12 @@ impl<'a> Scene<'a> {
         target: &WorkerInfo,
         cache_salt: Option<String>,
     ) -> Result<Observation, Failure> {
+        let max_tokens = self.config.profile.request.max_tokens;
+        fits(label, prompt, max_tokens, &self.config.profile)?;
         let completion = Completion {
             model: target.served_model.clone(),
             prompt: prompt.input(),
-            max_tokens: self.config.profile.request.max_tokens,
+            max_tokens,
             ignore_eos: true,
             worker: Some(target.instance_id),
             cache_salt,
@@ -265,7 +261,7 @@ impl<'a> Scene<'a> {
 
     async fn ask_reference(&mut self, question: &Question) -> Result<Answer, Failure> {
         let began = Instant::now();
-        let started = self.lease.reference(self.cancel);
+        let started = self.lease.reference().await;
         self.told.timings.reference_start += millis(began);
         let (reference, _) = started?;
 
@@ -424,15 +420,33 @@ impl<'a> Scene<'a> {
 }
 
 fn blocks(config: &Config) -> Result<Blocks, Failure> {
-    let tokens = NonZeroU32::new(config.profile.engine.block_tokens);
-    let bytes = plan::geometry::block_bytes(&config.profile);
-    match (tokens, bytes) {
-        (Some(tokens), Some(bytes)) => Ok(Blocks { tokens, bytes }),
-        _ => Err(Failure::inconclusive("the size of a KV block is not known")
-            .expected("a model whose shape is known, and block_tokens above 0")
-            .found(format!("{:?}", config.profile.model))
-            .hint("use a model that the environment builds")),
+    Blocks::of(&config.profile).ok_or_else(|| {
+        let model = &config.profile.model;
+        Failure::inconclusive("the size of a KV block is not known")
+            .expected("a model that the environment builds: its shape is known")
+            .found(match &model.path {
+                Some(path) => path.display().to_string(),
+                None => format!("model.build = {:?}", model.build.as_deref().unwrap_or("")),
+            })
+            .hint("use `--model-build dense`")
+    })
+}
+
+/// A prompt that the engine must refuse is the profile's fault, not the product's.
+fn fits(label: &str, prompt: &Prompt, answer: u32, profile: &Profile) -> Result<(), Failure> {
+    let (wanted, room) = (
+        prompt.tokens() + answer as usize,
+        profile.engine.max_model_len,
+    );
+    if wanted <= room as usize {
+        return Ok(());
     }
+    Err(
+        Failure::environment(format!("prompt `{label}` does not fit into a sequence"))
+            .expected(format!("engine.max_model_len of at least {wanted}"))
+            .found(room)
+            .hint("raise it (--max-model-len), or use smaller blocks (--block-tokens)"),
+    )
 }
 
 fn length(tokens: u64) -> usize {
@@ -454,4 +468,29 @@ fn file_name(process: &str, label: &str) -> String {
             }
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::testing::cpu;
+
+    #[test]
+    fn a_prompt_that_is_too_long_is_the_profiles_fault() {
+        let profile = cpu(&["--max-model-len", "100", "--max-tokens", "16"]).profile;
+        let prompt = |tokens: usize| Prompt {
+            ids: vec![7; tokens],
+            text: String::new(),
+            sha256: String::new(),
+        };
+        assert_eq!(fits("long", &prompt(84), 16, &profile), Ok(()));
+        let text = fits("long", &prompt(85), 16, &profile)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.starts_with("Environment: prompt `long` does not fit"),
+            "{text}"
+        );
+        assert!(text.contains("at least 101; found 100;"), "{text}");
+    }
 }

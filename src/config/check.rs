@@ -8,7 +8,7 @@ use super::Profile;
 use super::draft::Draft;
 use super::profile::DeviceKind;
 use crate::engine::vllm::reserved;
-use crate::plan::geometry;
+use crate::geometry::Blocks;
 
 /// Every contradiction in `profile`, each with where it came from.
 pub(super) fn check(profile: &Profile, draft: &Draft) -> Vec<String> {
@@ -163,7 +163,7 @@ impl Check<'_> {
                 ),
             );
         }
-        if let Some(chunk) = geometry::block_bytes(profile)
+        if let Some(Blocks { bytes: chunk, .. }) = Blocks::of(profile)
             && kvcr.primary_bytes < chunk
         {
             self.say(

@@ -18,6 +18,11 @@ pub trait EnvSource {
 
     /// The user's numeric id.
     fn uid(&self) -> u32;
+
+    /// The user's home directory.
+    fn home(&self) -> Option<PathBuf> {
+        self.var("HOME").map(PathBuf::from)
+    }
 }
 
 /// This process.
@@ -44,5 +49,11 @@ impl EnvSource for ProcessEnv {
 
     fn uid(&self) -> u32 {
         rustix::process::getuid().as_raw()
+    }
+
+    fn home(&self) -> Option<PathBuf> {
+        // Knows the user's entry too: what is installed must not end up below /tmp, where
+        // anybody could have put it, only because a service has no HOME.
+        std::env::home_dir()
     }
 }

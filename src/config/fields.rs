@@ -4,7 +4,7 @@
 //! follows from the flag. Parsing, `--help`, precedence and the checks for unknown names all
 //! read this table, so a field cannot be settable in one way and unknown in another.
 
-use super::kind::Kind;
+use super::kind::{Kind, YEAR};
 
 /// Prefix of every variable of ours.
 pub(super) const PREFIX: &str = "PHASE1_";
@@ -112,6 +112,9 @@ const U64: Kind = Kind::Integer {
     max: i64::MAX as u64,
 };
 
+const SECONDS: Kind = Kind::Integer { max: YEAR };
+const MILLISECONDS: Kind = Kind::Integer { max: 1000 * YEAR };
+
 use Presence::{Defaulted, Optional, Required};
 
 /// Workers of one host: a typing error must not ask for thousands of ports.
@@ -144,8 +147,8 @@ pub(super) const FIELDS: &[Field] = &[
     field("model.served_name", "served-name", Kind::Text, Required, "model name that clients ask for"),
     field("kvcr.primary_bytes", "primary-bytes", U64, Required, "bytes of the engine's own host tier, which stages KVCR's"),
     field("kvcr.dram_slots", "dram-slots", U32, Required, "blocks in KVCR's own DRAM tier"),
-    field("kvcr.operation_timeout_ms", "operation-timeout-ms", U64, Required, "milliseconds until a transfer counts as timed out"),
-    field("kvcr.abandon_timeout_ms", "abandon-timeout-ms", U64, Required, "milliseconds until a timed-out transfer settles"),
+    field("kvcr.operation_timeout_ms", "operation-timeout-ms", MILLISECONDS, Required, "milliseconds until a transfer counts as timed out"),
+    field("kvcr.abandon_timeout_ms", "abandon-timeout-ms", MILLISECONDS, Required, "milliseconds until a timed-out transfer settles"),
     field("kvcr.opportunistic_query", "opportunistic-query", Kind::Switch, Defaulted, "let hinted requests ask for blocks the source may lack"),
     field("topology.kind", "topology", Kind::Choice(&["aggregated"]), Required, "shape of the stack"),
     field("topology.workers", "workers", WORKERS, Required, "number of workers"),
@@ -154,10 +157,10 @@ pub(super) const FIELDS: &[Field] = &[
     field("network.host_address", "host-address", Kind::Address, Optional, "non-loopback address of this host"),
     field("network.frontend_port", "frontend-port", U16, Optional, "fixed port of the front door"),
     field("stack.keep_seconds", "keep", Kind::Keep, Defaulted, "seconds an unused stack stays up; 1 as a flag or variable means an hour"),
-    field("stack.reference_keep_seconds", "reference-keep", U64, Defaulted, "seconds an unused reference engine stays up"),
-    field("stack.bring_up_seconds", "bring-up", U64, Defaulted, "seconds that bring-up may take"),
-    field("stack.max_lifetime_seconds", "max-lifetime", U64, Defaulted, "hard limit of one stack's life, in seconds"),
-    field("request.deadline_seconds", "deadline", U64, Defaulted, "seconds until a request is given up"),
+    field("stack.reference_keep_seconds", "reference-keep", SECONDS, Defaulted, "seconds an unused reference engine stays up"),
+    field("stack.bring_up_seconds", "bring-up", SECONDS, Defaulted, "seconds that bring-up may take"),
+    field("stack.max_lifetime_seconds", "max-lifetime", SECONDS, Defaulted, "hard limit of one stack's life, in seconds"),
+    field("request.deadline_seconds", "deadline", SECONDS, Defaulted, "seconds until a request is given up"),
     field("request.max_tokens", "max-tokens", U32, Defaulted, "tokens to generate"),
 ];
 

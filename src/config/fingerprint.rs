@@ -5,10 +5,10 @@
 //! unused stack is kept stay out.
 
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use super::Config;
 use crate::environment::Installed;
+use crate::hash;
 use crate::plan::Plan;
 use crate::stack::protocol::PROTOCOL;
 
@@ -29,8 +29,7 @@ impl Config {
         });
         let mut text = String::new();
         write_canonical(&document, &mut text);
-        let hash = Sha256::digest(text.as_bytes());
-        let mut hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut hex = hash::sha256(&text);
         hex.truncate(DIGITS);
         hex
     }

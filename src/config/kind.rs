@@ -11,6 +11,10 @@ use toml::de::DeValue;
 /// One hour: what `--keep 1` and `PHASE1_KEEP=1` mean.
 const HOUR: i64 = 3600;
 
+/// The longest time that can be asked for, in seconds. Nobody waits longer; clocks cannot count
+/// everything that an integer can say.
+pub(super) const YEAR: u64 = 366 * 24 * 3600;
+
 /// The shape of a value.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kind {
@@ -88,7 +92,7 @@ impl Kind {
                 integer(text.parse::<i128>().map_err(|_| found())?, *max).map(Value::Integer)
             }
             Self::Keep => {
-                let seconds = integer(text.parse::<i128>().map_err(|_| found())?, i64::MAX as u64)?;
+                let seconds = integer(text.parse::<i128>().map_err(|_| found())?, YEAR)?;
                 Ok(Value::Integer(if seconds == 1 { HOUR } else { seconds }))
             }
             Self::Fraction => text
@@ -143,10 +147,7 @@ impl Kind {
                 let number = i128::from_str_radix(number.as_str(), number.radix());
                 integer(number.map_err(|_| found())?, *max).map(Value::Integer)
             }
-            (Self::Keep, DeValue::Integer(_)) => Self::Integer {
-                max: i64::MAX as u64,
-            }
-            .accept(value),
+            (Self::Keep, DeValue::Integer(_)) => Self::Integer { max: YEAR }.accept(value),
             (Self::Fraction, DeValue::Float(number)) => {
                 Self::Fraction.parse(number.as_str()).map_err(|_| found())
             }

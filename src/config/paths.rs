@@ -15,7 +15,10 @@ pub(super) fn defaults(env: &dyn EnvSource) -> Paths {
             Some(runtime) => runtime.join(NAME),
             None => PathBuf::from(format!("/tmp/{NAME}-{}", env.uid())),
         },
-        cache: match (directory(env, "XDG_CACHE_HOME"), directory(env, "HOME")) {
+        cache: match (
+            directory(env, "XDG_CACHE_HOME"),
+            env.home().filter(|home| home.is_absolute()),
+        ) {
             (Some(cache), _) => cache.join(NAME),
             (None, Some(home)) => home.join(".cache").join(NAME),
             (None, None) => PathBuf::from(format!("/tmp/{NAME}-{}/cache", env.uid())),

@@ -474,3 +474,35 @@ proptest! {
         prop_assert_eq!(config.profile.engine.device_blocks, flag.or(variable).or(Some(96)));
     }
 }
+
+#[test]
+fn a_run_id_cannot_lead_out_of_a_directory() {
+    for (id, name) in [
+        ("../../etc", "______etc"),
+        ("/etc", "_etc"),
+        ("..", "__"),
+        ("0b4c-1f", "0b4c-1f"),
+    ] {
+        let env = FakeEnv::new([("NEXTEST_RUN_ID", id)]);
+        assert_eq!(load(own(&[]).unwrap(), &env).unwrap().run_id, name);
+    }
+}
+
+/// Clocks and durations are added to later on, which must not overflow.
+#[test]
+fn a_time_that_no_clock_can_count_is_refused() {
+    let most = i64::MAX.to_string();
+    for flag in [
+        "--keep",
+        "--reference-keep",
+        "--bring-up",
+        "--max-lifetime",
+        "--deadline",
+        "--operation-timeout-ms",
+        "--abandon-timeout-ms",
+    ] {
+        let given = own(&[flag, &most]).unwrap();
+        let text = load(given, &FakeEnv::new([])).unwrap_err().to_string();
+        assert!(text.contains("expected an integer from 0 to"), "{text}");
+    }
+}

@@ -9,9 +9,9 @@
 //! 3. a canary pinned to it completes, and says that this instance served it;
 //! 4. where KVCR is on, its telemetry is on the page.
 //!
-//! The canary has the shape of a case's request, log-probabilities included: the first of those
-//! makes a worker compile for up to half a minute, which no case should pay. It is shorter than
-//! any block, so that it moves no counter of blocks.
+//! The canary has the shape of a case's request, log-probabilities included: where the engine
+//! compiles for them, the first one takes half a minute, which no case should pay. It is shorter
+//! than any block, so that it moves no counter of blocks.
 //!
 //! What is *not there yet* is waited for, without a bound of our own: the supervisor bounds the
 //! bring-up and watches the processes. What *contradicts* readiness fails at once.
@@ -27,14 +27,14 @@ use crate::client::parse::unsigned;
 use crate::client::{Client, Completion, Input, RequestFailure, RequestFailureKind, Transport};
 use crate::failure::{Class, Failure};
 use crate::plan::{Group, Plan, PlannedWorker};
-use crate::stack::protocol::WorkerInfo;
+use crate::stack::protocol::{WorkerInfo, millis};
 use crate::telemetry::{Page, Scraper, kvcr};
 
 /// Between two looks at a level that does not hold.
 const INTERVAL: Duration = Duration::from_millis(250);
 /// For one small document or metrics page.
 const LOOK_DEADLINE: Duration = Duration::from_secs(10);
-/// For one canary; the first one compiles (27 s were seen on two idle cores).
+/// For one canary; the first one may compile (27 s were seen on two idle cores).
 const CANARY_DEADLINE: Duration = Duration::from_secs(180);
 /// How long telemetry may stay away after a request has completed. It was always there before
 /// the first request; a worker without it was started without it.
@@ -163,7 +163,7 @@ impl Probe {
                         served_model: worker.served_model,
                         metrics_url: worker.metrics_url,
                         probes_ms: 0,
-                        ready_ms: u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX),
+                        ready_ms: millis(began.elapsed()),
                     });
                 }
                 Err(Wait::NotYet(status)) => say(status),

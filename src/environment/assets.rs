@@ -10,6 +10,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::failure::Failure;
+use crate::hash;
 
 static ENV: Dir<'static> = include_dir!("$CARGO_MANIFEST_DIR/env");
 
@@ -210,11 +211,7 @@ pub(crate) fn hash<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
         hasher.update((part.len() as u64).to_le_bytes());
         hasher.update(part);
     }
-    hex(&hasher.finalize())
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    hash::finish(hasher)
 }
 
 fn write(path: &Path, content: &[u8]) -> io::Result<()> {

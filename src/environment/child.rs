@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
+use crate::stack::wait::pause;
+
 /// Variables that would make an install differ from its lock, or hide it behind other modules.
 const MISLEADING: &[&str] = &[
     "PYTHONHOME",
@@ -179,16 +181,6 @@ fn wait(child: &mut Child, limit: Duration, kill: impl FnOnce()) -> Ending {
         }
         wait = (wait * 2).min(Duration::from_millis(50));
     }
-}
-
-/// Waits a little between two looks. Everything here looks at the state itself, from threads
-/// without a runtime, where `stack::wait` cannot be used.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the one pause of blocking polls; see above"
-)]
-pub(crate) fn pause(length: Duration) {
-    std::thread::sleep(length);
 }
 
 fn ending(status: ExitStatus) -> Ending {

@@ -1,36 +1,27 @@
 //! `kvcr-phase1 env …`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::Subcommand;
 use comfy_table::{ContentArrangement, Table, presets};
 
+use crate::config::Profile;
 use crate::failure::Failure;
 
 use super::child::Search;
 use super::inventory::{self, Condition, Entry, Kind};
-use super::model::ModelRequest;
 use super::progress::{self, Reporter};
-use super::{Request, install, space};
+use super::{Request, install, of_profile, space};
 
 /// Environments: install, list, remove.
 #[derive(Clone, Debug, Subcommand)]
 pub enum EnvCommand {
-    /// Install a locked environment and its model; does nothing if both are there.
+    /// Install a locked environment and the profile's model; does nothing if both are there.
     Install {
         /// Which one.
         #[arg(default_value = "cpu")]
         name: String,
-        /// Interpreter to install with: CPython 3.12 or 3.11. Found where absent.
-        #[arg(long, value_name = "PATH")]
-        python: Option<PathBuf>,
-        /// Kind of tiny model to build.
-        #[arg(long, default_value = "dense")]
-        model: String,
-        /// Its number format.
-        #[arg(long, default_value = "float32")]
-        dtype: String,
     },
     /// List what is installed.
     List {
@@ -46,9 +37,9 @@ pub enum EnvCommand {
 }
 
 /// Carries a command out. Exit status: 0 done, 1 not (the reason is on standard error).
-pub fn cli(command: &EnvCommand, cache: &Path) -> ExitCode {
+pub fn cli(command: &EnvCommand, profile: &Profile, cache: &Path) -> ExitCode {
     let mut reporter = progress::reporter();
-    match run(command, cache, reporter.as_mut()) {
+    match run(command, profile, cache, reporter.as_mut()) {
         Ok(code) => code,
         Err(failure) => {
             drop(reporter); // clears its line before another is printed
@@ -60,24 +51,23 @@ pub fn cli(command: &EnvCommand, cache: &Path) -> ExitCode {
 
 fn run(
     command: &EnvCommand,
+    profile: &Profile,
     cache: &Path,
     reporter: &mut dyn Reporter,
 ) -> Result<ExitCode, Failure> {
     match command {
-        EnvCommand::Install {
-            name,
-            python,
-            model,
-            dtype,
-        } => {
+        EnvCommand::Install { name } => {
+            if let Some(python) = &profile.environment.python {
+                return Err(Failure::environment("nothing is to be installed")
+                    .expected("a profile with a locked environment")
+                    .found(format!("it uses {} as it is", python.display()))
+                    .hint("leave --python (environment.python) out"));
+            }
             let request = Request {
                 name: name.clone(),
                 cache: cache.to_owned(),
-                python: python.clone(),
-                model: ModelRequest::Build {
-                    kind: model.clone(),
-                    dtype: dtype.clone(),
-                },
+                python: None,
+                model: of_profile::model(profile)?,
                 search: Search::default(),
             };
             let installed = install(&request, reporter)?;

@@ -77,38 +77,28 @@ pub(crate) struct Installer<'a> {
     directory: PathBuf,
 }
 
-/// Where the install with this key is.
-fn place(recipe: &Recipe, key: &str, cache: &Path) -> PathBuf {
-    cache
-        .join("env")
-        .join(format!("{}-{}", recipe.name, &key[..12]))
-}
-
-/// The interpreter of an install that is there already, preferred version first. Searching the
-/// machine for interpreters asks every one it finds, which takes a second where they are behind
-/// shims: too long for listing tests.
-fn installed_base(recipe: &Recipe, cache: &Path) -> Option<Interpreter> {
-    interpreter::SUPPORTED.iter().find_map(|version| {
-        let manifest = Manifest::read(&place(recipe, &recipe.key(*version), cache)).ok()?;
-        let base = Interpreter::parse(&manifest.interpreter, manifest.base)?;
-        (base.minor() == *version && base.executable.exists()).then_some(base)
-    })
-}
-
 impl<'a> Installer<'a> {
     pub(crate) fn new(request: &'a Request, recipe: Recipe) -> Result<Self, Failure> {
         let cache = absolute(&request.cache)?;
         let named = request.python.as_deref().map(absolute).transpose()?;
-        let base = match named {
-            None => installed_base(&recipe, &cache),
-            Some(_) => None,
+        let place = |minor| {
+            let key = recipe.key(minor);
+            let name = format!("{}-{}", recipe.name, &key[..12]);
+            (key, cache.join("env").join(name))
         };
-        let base = match base {
+        // What is installed knows its interpreter. Asking those on PATH takes as long as their
+        // shims do (half a second was seen), and every listing of tests would pay for it.
+        let known = || {
+            interpreter::SUPPORTED.into_iter().find_map(|minor| {
+                let manifest = Manifest::read(&place(minor).1).ok()?;
+                manifest.interpreter().filter(|it| it.minor() == minor)
+            })
+        };
+        let base = match named.is_none().then(known).flatten() {
             Some(base) => base,
             None => interpreter::find(named.as_deref(), &request.search)?,
         };
-        let key = recipe.key(base.minor());
-        let directory = place(&recipe, &key, &cache);
+        let (key, directory) = place(base.minor());
         Ok(Self {
             request,
             cache,
@@ -120,7 +110,7 @@ impl<'a> Installer<'a> {
     }
 
     pub(crate) fn locate(&self) -> Result<Installed, Failure> {
-        let install = format!("`kvcr-phase1 env install {}`", self.recipe.name);
+        let install = format!("run `kvcr-phase1 env install {}`", self.recipe.name);
         let absent = |what: &str, found: String| {
             Failure::environment(format!("the `{}` environment is {what}", self.recipe.name))
                 .expected(self.directory.display())

@@ -44,19 +44,6 @@ impl Interpreter {
         (self.version.0, self.version.1)
     }
 
-    /// Reads what [`Display`](std::fmt::Display) wrote; `executable` is not asked.
-    pub(crate) fn parse(text: &str, executable: PathBuf) -> Option<Self> {
-        let (implementation, version) = text.split_once(' ')?;
-        let mut numbers = version.split('.').map(str::parse);
-        let mut next = || numbers.next()?.ok();
-        Some(Self {
-            implementation: implementation.to_owned(),
-            version: (next()?, next()?, next()?),
-            executable,
-            site: Vec::new(),
-        })
-    }
-
     fn supported(&self) -> bool {
         self.implementation == "CPython" && SUPPORTED.contains(&self.minor())
     }
@@ -112,7 +99,7 @@ pub(crate) fn find(named: Option<&Path>, search: &Search) -> Result<Interpreter,
         ),
         None => (
             "no suitable Python interpreter".to_owned(),
-            "`apt-get install python3.12` (Debian 12: `apt-get install python3`, which is 3.11), or name one: --python PATH",
+            "`apt-get install python3.12` (Debian 12: `apt-get install python3`, which is 3.11), or put one on PATH",
         ),
     };
     Err(Failure::environment(what)
@@ -160,22 +147,6 @@ fn below(place: &Path, prefix: &str) -> Vec<PathBuf> {
 mod tests {
     use super::*;
     use crate::environment::fakes;
-
-    #[test]
-    fn what_a_manifest_says_of_an_interpreter_is_read_back() {
-        let interpreter = Interpreter {
-            implementation: "CPython".into(),
-            version: (3, 12, 1),
-            executable: "/usr/bin/python3.12".into(),
-            site: Vec::new(),
-        };
-        let text = interpreter.to_string();
-        let again = Interpreter::parse(&text, interpreter.executable.clone());
-        assert_eq!(again, Some(interpreter));
-        for bad in ["", "CPython", "CPython 3.12", "CPython x.y.z"] {
-            assert_eq!(Interpreter::parse(bad, PathBuf::new()), None, "{bad}");
-        }
-    }
 
     #[test]
     fn takes_the_first_that_fits_past_dead_shims_and_wrong_versions() {

@@ -99,11 +99,12 @@ pub fn remove(cache: &Path, what: &str) -> Result<Removal, Failure> {
         let names: Vec<String> = entries.iter().map(Entry::full_name).collect();
         return Err(
             Failure::environment(format!("nothing called `{what}` is installed"))
-                .expected(match names.is_empty() {
-                    true => "nothing: the cache is empty".to_owned(),
-                    false => format!("one of: {}, all", names.join(", ")),
+                .expected("`all`, a name, or a key")
+                .found(match names.is_empty() {
+                    true => format!("nothing in {}", cache.display()),
+                    false => names.join(", "),
                 })
-                .hint("`kvcr-phase1 env list` shows what there is"),
+                .hint("see `kvcr-phase1 env list`"),
         );
     }
     let mut removal = Removal::default();

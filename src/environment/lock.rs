@@ -20,8 +20,8 @@ use rustix::io::Errno;
 use rustix::process::{PidfdFlags, Signal};
 
 use crate::failure::Failure;
+use crate::stack::wait::pause;
 
-use super::child;
 use super::progress::Reporter;
 
 /// A lock that is held until this is dropped.
@@ -97,7 +97,7 @@ pub(crate) fn attempt_for_a_second(
         if lock.is_some() || started.elapsed() > Duration::from_secs(1) {
             return Ok(lock);
         }
-        child::pause(Duration::from_millis(20));
+        pause(Duration::from_millis(20));
     }
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn wait_to_install(
             Ok(None) => {
                 reporter.step(&format!("Waiting for {}", waiting_for(&path)));
                 end_orphans(&path);
-                child::pause(Duration::from_millis(150));
+                pause(Duration::from_millis(150));
             }
             Err(error) => return Err(unusable(&path, &error.to_string())),
         }

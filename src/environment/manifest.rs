@@ -3,13 +3,15 @@
 //! A directory without one was interrupted, whatever it looks like.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::atomic;
+
 use super::Package;
+use super::interpreter::Interpreter;
 
 /// Its name.
 pub(crate) const FILE: &str = "manifest.json";
@@ -62,9 +64,23 @@ impl Manifest {
         Ok(manifest)
     }
 
+    /// The interpreter it was installed with, if that is still there.
+    pub(crate) fn interpreter(&self) -> Option<Interpreter> {
+        let (implementation, version) = self.interpreter.split_once(' ')?;
+        let mut numbers = version.splitn(3, '.').map(str::parse);
+        let mut number = || numbers.next()?.ok();
+        let version = (number()?, number()?, number()?);
+        self.base.exists().then(|| Interpreter {
+            implementation: implementation.to_owned(),
+            version,
+            executable: self.base.clone(),
+            site: Vec::new(),
+        })
+    }
+
     /// Writes it so that it is whole or absent, even if the machine loses power.
     pub(crate) fn write(&self, directory: &Path) -> io::Result<()> {
-        write_json(&directory.join(FILE), self)
+        atomic::replace_durably(&directory.join(FILE), &atomic::json(self)?)
     }
 }
 
@@ -75,15 +91,4 @@ pub(crate) enum Unreadable {
     Absent,
     /// There is one, but it cannot be trusted.
     Damaged(String),
-}
-
-/// Writes JSON beside `path`, syncs it and renames it there.
-pub(crate) fn write_json(path: &Path, value: &impl Serialize) -> io::Result<()> {
-    let directory = path.parent().unwrap_or(Path::new("."));
-    let mut file = tempfile::NamedTempFile::new_in(directory)?;
-    serde_json::to_writer_pretty(&mut file, value)?;
-    file.write_all(b"\n")?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    File::open(directory)?.sync_all()
 }

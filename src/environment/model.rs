@@ -13,6 +13,7 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::failure::Failure;
+use crate::hash;
 
 use super::assets::{self, Recipe};
 use super::child::{self, Ending};
@@ -222,7 +223,7 @@ fn listing_digest(files: &BTreeMap<String, String>) -> String {
         .iter()
         .map(|(name, hash)| format!("{hash}  {name}\n"))
         .collect();
-    assets::hex(&Sha256::digest(listing))
+    hash::sha256(listing)
 }
 
 fn sha256(path: &Path) -> std::io::Result<(u64, String)> {
@@ -232,7 +233,7 @@ fn sha256(path: &Path) -> std::io::Result<(u64, String)> {
     let mut size = 0;
     loop {
         match file.read(&mut buffer)? {
-            0 => return Ok((size, assets::hex(&hasher.finalize()))),
+            0 => return Ok((size, hash::finish(hasher))),
             count => {
                 hasher.update(&buffer[..count]);
                 size += count as u64;
@@ -320,7 +321,7 @@ fn ends(path: &Path) -> std::io::Result<String> {
     file.seek(SeekFrom::Start(size - EDGE))?;
     file.read_exact(&mut buffer)?;
     hasher.update(&buffer);
-    Ok(assets::hex(&hasher.finalize()))
+    Ok(hash::finish(hasher))
 }
 
 #[cfg(test)]
@@ -332,7 +333,7 @@ mod tests {
         let mut files = BTreeMap::new();
         for (name, text) in [("config.json", "{}"), ("model.safetensors", "weights")] {
             std::fs::write(directory.join(name), text).unwrap();
-            files.insert(name.to_owned(), assets::hex(&Sha256::digest(text)));
+            files.insert(name.to_owned(), hash::sha256(text));
         }
         let digest = listing_digest(&files);
         let manifest = serde_json::json!({"schema": 1, "kind": "dense", "dtype": "float32", "files": files, "digest": digest});

@@ -70,7 +70,8 @@ fn of_user(
     external(python, overlay, &model(profile)?, cache, &search, reporter)
 }
 
-fn model(profile: &Profile) -> Result<ModelRequest, Failure> {
+/// The model that `profile` names.
+pub(super) fn model(profile: &Profile) -> Result<ModelRequest, Failure> {
     match (&profile.model.build, &profile.model.path) {
         (Some(kind), _) => Ok(ModelRequest::Build {
             kind: kind.clone(),

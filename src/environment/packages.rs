@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
+use crate::hash;
 
 use super::{Package, assets};
 
@@ -18,9 +18,7 @@ pub(crate) fn scan(site: &[PathBuf]) -> BTreeMap<String, Package> {
         };
         packages.entry(name).or_insert_with(|| Package {
             version,
-            record_sha256: std::fs::read(path.join("RECORD"))
-                .ok()
-                .map(|record| assets::hex(&Sha256::digest(record))),
+            record_sha256: std::fs::read(path.join("RECORD")).ok().map(hash::sha256),
         });
     }
     packages

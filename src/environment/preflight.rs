@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::atomic;
 use crate::failure::Failure;
 
 use super::assets::{self, Recipe};
 use super::install::absolute;
-use super::{Installed, child, interpreter, log, manifest, packages};
+use super::{Installed, child, interpreter, log, packages};
 
 /// It parses some hundred source files; a starved machine needs its time.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -112,7 +113,7 @@ pub fn preflight(installed: &Installed, cache: &Path) -> Result<Preflight, Failu
             stamp,
             report: report.clone(),
         };
-        let _ = manifest::write_json(&path, &kept);
+        let _ = atomic::json(&kept).and_then(|text| atomic::replace(&path, &text));
     }
     Ok(report)
 }

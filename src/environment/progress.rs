@@ -1,4 +1,4 @@
-//! What the user sees while an environment is made ready.
+//! What the user sees while something is made ready: an environment, a stack.
 //!
 //! Everything goes to standard error: standard output is for answers (tables, JSON, and the
 //! list that nextest reads).

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::gate::host;
+
 /// The host, for `result.json`.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Host {
@@ -13,7 +15,7 @@ pub struct Host {
     pub cpu_level: String,
     /// Cores this process may use.
     pub cores: usize,
-    /// Memory in bytes.
+    /// Memory that this process may use at most, in bytes.
     pub memory_bytes: u64,
 }
 
@@ -21,20 +23,12 @@ pub struct Host {
 #[must_use]
 pub fn read() -> Host {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let memory = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     Host {
-        kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease")
-            .unwrap_or_default()
-            .trim()
-            .to_owned(),
+        kernel: host::kernel(),
         processor: field(&info, "model name").unwrap_or("unknown").to_owned(),
         cpu_level: cpu_level(&info),
-        cores: std::thread::available_parallelism().map_or(1, usize::from),
-        memory_bytes: field(&memory, "MemTotal")
-            .and_then(|text| text.split_whitespace().next())
-            .and_then(|number| number.parse::<u64>().ok())
-            .unwrap_or(0)
-            * 1024,
+        cores: host::cores(),
+        memory_bytes: host::memory().map_or(0, |memory| memory.total),
     }
 }
 

@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::atomic;
 use crate::failure::Failure;
 
 /// Bytes of each log's end that are kept. Start-up and one arm fit many times over.
@@ -98,15 +99,9 @@ impl ArmDir {
 /// Environment, if the file cannot be written.
 pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), Failure> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    let write = || -> std::io::Result<()> {
-        fs::create_dir_all(folder)?;
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        serde_json::to_writer_pretty(&mut file, value)?;
-        file.write_all(b"\n")?;
-        file.persist(path)?;
-        Ok(())
-    };
-    write().map_err(|error| cannot_write(path, &error))
+    fs::create_dir_all(folder)
+        .and_then(|()| atomic::replace(path, &atomic::json(value)?))
+        .map_err(|error| cannot_write(path, &error))
 }
 
 fn copy_tail(source: &Path, target: &Path) -> std::io::Result<()> {

@@ -49,7 +49,7 @@ pub struct ArmResult {
     pub profile: Profile,
     /// Name or path of the profile.
     pub profile_name: String,
-    /// Overrides, as `field=value`.
+    /// Overrides: field and text.
     pub overrides: Vec<(String, String)>,
     /// Key of the environment.
     pub environment: Option<String>,
@@ -74,7 +74,7 @@ pub struct ArmResult {
 pub struct RequestLine {
     /// Label inside the arm.
     pub label: String,
-    /// Worker it was pinned to, by index.
+    /// Process of the worker it was pinned to: `worker0`.
     pub worker: String,
     /// Prompt tokens, as the engine counted them.
     pub prompt_tokens: u64,

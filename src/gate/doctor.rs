@@ -11,10 +11,11 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::config::{Paths, Profile};
+use crate::config::{InstaState, Paths, Profile};
 use crate::environment::Installed;
 use crate::environment::preflight::{Preflight, preflight};
 use crate::failure::{Class, Failure};
+use crate::stack::state_dir::StateDir;
 
 use super::{Facts, host};
 
@@ -78,8 +79,8 @@ pub struct Inputs<'a> {
     pub installed: Result<Installed, Failure>,
     /// What the plan will use of `/dev/shm`.
     pub shm_bytes: u64,
-    /// Variables of the test tools (`INSTA_*`, `NEXTEST_*`) that are set.
-    pub variables: BTreeMap<String, String>,
+    /// What insta was told.
+    pub insta: &'a InstaState,
 }
 
 /// Everything that [`report`] judges.
@@ -146,8 +147,11 @@ pub fn report(examined: &Examined<'_>) -> Report {
 }
 
 fn writable(directory: &std::path::Path) -> Result<(), String> {
-    std::fs::create_dir_all(directory)
-        .and_then(|()| tempfile::tempfile_in(directory))
+    let state = StateDir::open(directory).map_err(|failure| match failure.found {
+        Some(found) => format!("{}; found {found}", failure.what),
+        None => failure.what,
+    })?;
+    tempfile::tempfile_in(state.path())
         .map(drop)
         .map_err(|error| error.to_string())
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{gpu, host};
+use super::{Need, gpu, host};
 
 /// Everything that a need can be about.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -76,12 +76,29 @@ pub struct Gpu {
 impl Facts {
     /// Looks. Takes milliseconds; a driver that does not answer is given up after seconds.
     pub fn gather(etcd: Option<&Path>) -> Self {
+        Self::with(etcd, gpu::devices())
+    }
+
+    /// Looks only at what `needs` are about: tests have to be listed at once, and a driver may
+    /// take its time.
+    pub fn about(needs: &[Need], etcd: Option<&Path>) -> Self {
+        let devices = needs.iter().any(|need| matches!(need, Need::Gpus { .. }));
+        Self::with(
+            etcd,
+            match devices {
+                true => gpu::devices(),
+                false => Err("not looked at".to_owned()),
+            },
+        )
+    }
+
+    fn with(etcd: Option<&Path>, gpus: Result<Vec<Gpu>, String>) -> Self {
         Self {
             kernel: host::kernel(),
             pidfd: host::pidfd(),
             shm: host::shm(),
             addresses: host::addresses(),
-            gpus: gpu::devices(),
+            gpus,
             cores: host::cores(),
             memory: host::memory(),
             etcd: etcd.map(Path::to_owned),

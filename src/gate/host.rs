@@ -7,20 +7,21 @@ use procfs::Current;
 use rustix::process::{PidfdFlags, getpid, pidfd_open};
 
 use super::facts::{Address, Memory, Shm};
+use crate::launch::ports;
 
-pub(super) fn kernel() -> String {
+pub(crate) fn kernel() -> String {
     std::fs::read_to_string("/proc/sys/kernel/osrelease")
         .map_or_else(|error| error.to_string(), |text| text.trim().to_owned())
 }
 
 /// Tried on ourselves: containers forbid the call on kernels that have it.
-pub(super) fn pidfd() -> Result<(), String> {
+pub(crate) fn pidfd() -> Result<(), String> {
     pidfd_open(getpid(), PidfdFlags::empty())
         .map(drop)
         .map_err(|error| error.to_string())
 }
 
-pub(super) fn shm() -> Result<Shm, String> {
+pub(crate) fn shm() -> Result<Shm, String> {
     let found = rustix::fs::statvfs("/dev/shm").map_err(|error| error.to_string())?;
     Ok(Shm {
         total: found.f_blocks.saturating_mul(found.f_frsize),
@@ -30,7 +31,7 @@ pub(super) fn shm() -> Result<Shm, String> {
 
 /// Addresses that are neither loopback nor link-local nor unspecified, that of the default route
 /// first: a host with containers has many that lead nowhere.
-pub(super) fn addresses() -> Vec<Address> {
+pub(crate) fn addresses() -> Vec<Address> {
     let mut addresses: Vec<Address> = if_addrs::get_if_addrs()
         .unwrap_or_default()
         .into_iter()
@@ -65,11 +66,11 @@ fn default_route() -> Option<IpAddr> {
 }
 
 /// With affinity and the control group's quota.
-pub(super) fn cores() -> usize {
+pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, Into::into)
 }
 
-pub(super) fn memory() -> Option<Memory> {
+pub(crate) fn memory() -> Option<Memory> {
     let info = procfs::Meminfo::current().ok()?;
     let host = Memory {
         available: info.mem_available.unwrap_or(info.mem_free),
@@ -117,36 +118,14 @@ fn inactive_file(group: &Path) -> Option<u64> {
 }
 
 /// Whether a TCP port can be bound; who has it if not, as far as that can be seen.
-pub(super) fn port(port: u16) -> Result<(), String> {
+pub(crate) fn port(port: u16) -> Result<(), String> {
     match std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
         Ok(_) => Ok(()),
-        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => Err(match owner(port) {
-            Some(owner) => format!("in use by {owner}"),
-            None => "in use by a process of another user".to_owned(),
-        }),
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+            Err(format!("in use by {}", ports::owner(port)))
+        }
         Err(error) => Err(error.to_string()),
     }
-}
-
-fn owner(port: u16) -> Option<String> {
-    let tcp = procfs::net::tcp().into_iter().flatten();
-    let tcp6 = procfs::net::tcp6().into_iter().flatten();
-    let socket = tcp.chain(tcp6).find(|entry| {
-        entry.local_address.port() == port && entry.state == procfs::net::TcpState::Listen
-    })?;
-    let wanted = format!("socket:[{}]", socket.inode);
-    let owns = |process: &procfs::process::Process| {
-        let descriptors = PathBuf::from(format!("/proc/{}/fd", process.pid)).read_dir();
-        descriptors.into_iter().flatten().flatten().any(|entry| {
-            std::fs::read_link(entry.path()).is_ok_and(|target| target.as_os_str() == &*wanted)
-        })
-    };
-    let process = procfs::process::all_processes()
-        .ok()?
-        .flatten()
-        .find(owns)?;
-    let name = process.stat().map(|stat| stat.comm).unwrap_or_default();
-    Some(format!("pid {} ({name})", process.pid))
 }
 
 #[cfg(test)]

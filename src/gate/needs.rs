@@ -9,7 +9,8 @@ use crate::config::profile::{DeviceKind, DiscoveryBackend};
 use crate::environment::bytes;
 use crate::failure::Failure;
 
-use super::Facts;
+use super::facts::Shm;
+use super::{Facts, host};
 
 /// One thing that a case cannot do without.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -27,7 +28,7 @@ pub enum Need {
         /// This one and no other.
         address: Option<IpAddr>,
     },
-    /// `pidfd_open`: the Guard watches a worker through one.
+    /// `pidfd_open`: the supervisor watches its processes, and the Guard its worker, through one.
     Pidfd,
     /// Free bytes in `/dev/shm`.
     Shm {
@@ -68,19 +69,20 @@ impl Decision {
     /// The failure of a case that is gated and that somebody insisted on: by requiring it, or
     /// by running what is ignored.
     pub fn insisted_failure(&self, case: &str, required: bool) -> Option<Failure> {
-        let Self::Gated { need, found, hint } = self else {
-            return None;
-        };
         let required = match required {
             true => " is required (PHASE1_REQUIRE) and",
             false => "",
         };
-        Some(
-            Failure::environment(format!("{case}{required} cannot run here"))
-                .expected(need)
-                .found(found)
-                .hint(hint),
-        )
+        self.failure(format!("{case}{required} cannot run here"))
+    }
+
+    /// The unmet need as a failure of `what`.
+    pub fn failure(&self, what: impl Into<String>) -> Option<Failure> {
+        let Self::Gated { need, found, hint } = self else {
+            return None;
+        };
+        let failure = Failure::environment(what).expected(need).found(found);
+        Some(failure.hint(hint))
     }
 }
 
@@ -99,8 +101,11 @@ pub fn decide(needs: &[Need], facts: &Facts) -> Decision {
         .unwrap_or(Decision::Runnable)
 }
 
-/// What every case needs, because the stack of `profile` does.
-pub fn of_profile(profile: &Profile, shm_bytes: u64) -> Vec<Need> {
+/// What every case needs of the machine, because the stack of `profile` does.
+///
+/// Room in `/dev/shm` is not among them: it comes and goes, and a stack that runs has its share
+/// already. Whoever starts one asks for it then ([`room`]).
+pub fn of_profile(profile: &Profile) -> Vec<Need> {
     let mut needs = Vec::new();
     if let Some(last) = gpus(profile).into_iter().max() {
         needs.push(Need::Gpus {
@@ -113,8 +118,37 @@ pub fn of_profile(profile: &Profile, shm_bytes: u64) -> Vec<Need> {
     needs.push(Need::NonLoopback {
         address: profile.network.host_address,
     });
-    needs.push(Need::Shm { bytes: shm_bytes });
+    // The supervisor watches its processes through them.
+    needs.push(Need::Pidfd);
     needs
+}
+
+/// Whether `/dev/shm` has room for a stack of this size that is about to start.
+///
+/// # Errors
+/// Environment: an engine would refuse it later, in other words, or die of SIGBUS.
+pub fn room(wanted: u64) -> Result<(), Failure> {
+    if wanted == 0 {
+        return Ok(());
+    }
+    match too_small(wanted, &host::shm()) {
+        None => Ok(()),
+        Some((found, hint)) => Err(Failure::environment("no room for this stack in /dev/shm")
+            .expected(format!("{} free", bytes(wanted)))
+            .found(found)
+            .hint(hint)),
+    }
+}
+
+fn too_small(wanted: u64, shm: &Result<Shm, String>) -> Option<(String, String)> {
+    let found = match shm {
+        Ok(shm) if shm.free >= wanted => return None,
+        Ok(shm) => format!("{} of {}", bytes(shm.free), bytes(shm.total)),
+        Err(why) => why.clone(),
+    };
+    let hint = "remove what others left there (`ls -la /dev/shm`), or make it larger (docker: \
+                --shm-size; else `mount -o remount,size=… /dev/shm`)";
+    Some((found, hint.to_owned()))
 }
 
 /// The device of each worker, repeated where one is shared; none on host cores.
@@ -195,16 +229,7 @@ impl Need {
                     "allow pidfd_open in the container's seccomp profile, or use a newer kernel";
                 Some((format!("{why} (kernel {})", facts.kernel), hint.to_owned()))
             }
-            Self::Shm { bytes: wanted } => {
-                let found = match &facts.shm {
-                    Ok(shm) if shm.free >= *wanted => return None,
-                    Ok(shm) => format!("{} of {}", bytes(shm.free), bytes(shm.total)),
-                    Err(why) => why.clone(),
-                };
-                let hint = "remove what others left there (`ls -la /dev/shm`), or make it larger \
-                            (docker: --shm-size; else `mount -o remount,size=… /dev/shm`)";
-                Some((found, hint.to_owned()))
-            }
+            Self::Shm { bytes: wanted } => too_small(*wanted, &facts.shm),
         }
     }
 }
@@ -291,6 +316,19 @@ pub(super) mod tests {
             };
             assert_eq!(found.as_deref(), expected, "{need}");
         }
+    }
+
+    #[test]
+    fn a_stack_that_does_not_fit_is_said_in_one_sentence() {
+        assert_eq!(room(0), Ok(()));
+        let text = room(u64::MAX).unwrap_err().to_string();
+        assert!(
+            text.starts_with(
+                "Environment: no room for this stack in /dev/shm; expected 18446.7 PB free; found "
+            ),
+            "{text}"
+        );
+        assert!(text.contains("--shm-size"), "{text}");
     }
 
     #[test]

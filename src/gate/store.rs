@@ -12,7 +12,9 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+use crate::atomic;
 use crate::failure::Failure;
+use crate::stack::state_dir::{ELSEWHERE, StateDir};
 
 use super::Decision;
 
@@ -42,7 +44,9 @@ pub fn of_run(
     run_id: &str,
     decide: impl FnOnce() -> BTreeMap<String, Decision>,
 ) -> Result<Gates, Failure> {
-    let directory = directory(state, run_id);
+    // Others may have made it, where the default is below /tmp: what is in it decides what runs.
+    let state = StateDir::open(state)?;
+    let directory = directory(state.path(), run_id);
     let path = directory.join(FILE);
     if let Some(gates) = read(&path)? {
         return Ok(gates);
@@ -57,9 +61,9 @@ pub fn of_run(
         Failure::environment(format!("cannot keep the gates at {}", path.display()))
             .expected("a writable state directory")
             .found(error)
-            .hint("name another one: --state-dir DIR or PHASE1_STATE_DIR=DIR")
+            .hint(ELSEWHERE)
     })?;
-    prune(state);
+    prune(state.path());
     match kept {
         true => Ok(gates),
         false => read(&path)?.ok_or_else(|| unreadable(&path, "it was removed")),
@@ -90,16 +94,8 @@ pub fn drift(stored: &Gates, test: &str, now: &Decision) -> Option<Failure> {
 }
 
 fn directory(state: &Path, run_id: &str) -> PathBuf {
-    // The id comes from a variable, and becomes a name: never a path.
-    let name: String = run_id
-        .chars()
-        .map(|letter| match letter {
-            letter if letter.is_ascii_alphanumeric() || letter == '-' => letter,
-            _ => '_',
-        })
-        .take(100)
-        .collect();
-    state.join("runs").join(format!("run-{name}"))
+    // `config` made a name of the id: it is never a path.
+    state.join("runs").join(format!("run-{run_id}"))
 }
 
 fn read(path: &Path) -> Result<Option<Gates>, Failure> {
@@ -123,16 +119,10 @@ fn unreadable(path: &Path, why: &str) -> Failure {
         .hint("remove that file, and start the run again")
 }
 
-/// Writes beside and links into place, which fails if somebody else was faster: `false`.
+/// Keeps them, unless somebody else was faster: `false`.
 fn write_first(directory: &Path, path: &Path, gates: &Gates) -> io::Result<bool> {
     std::fs::create_dir_all(directory)?;
-    let mut file = tempfile::NamedTempFile::new_in(directory)?;
-    serde_json::to_writer_pretty(&mut file, gates)?;
-    match file.persist_noclobber(path) {
-        Ok(_) => Ok(true),
-        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-        Err(error) => Err(error.error),
-    }
+    atomic::create(path, &atomic::json(gates)?)
 }
 
 fn prune(state: &Path) {
@@ -197,12 +187,13 @@ mod tests {
     }
 
     #[test]
-    fn a_run_id_cannot_leave_its_directory() {
-        let state = Path::new("/state");
-        for id in ["../../etc", "/etc", "..", "", "a/b"] {
-            let directory = directory(state, id);
-            assert_eq!(directory.parent(), Some(Path::new("/state/runs")), "{id}");
-        }
+    fn a_directory_that_is_not_ours_decides_nothing() {
+        let place = tempfile::tempdir().unwrap();
+        let link = place.path().join("link");
+        std::os::unix::fs::symlink(place.path(), &link).unwrap();
+        let text = of_run(&link, "r", BTreeMap::new).unwrap_err().to_string();
+        assert!(text.contains("cannot be trusted"), "{text}");
+        assert!(text.contains("--state-dir"), "{text}");
     }
 
     #[test]

@@ -8,11 +8,12 @@ use super::software::Prepared;
 use crate::cases::Arm;
 use crate::cases::scene::{Scene, Told};
 use crate::config::Config;
+use crate::environment::progress::Reporter;
 use crate::evidence::result::{ArmResult, Pin, SCHEMA};
 use crate::evidence::{ArmDir, host};
 use crate::failure::{Class, Failure};
 use crate::snapshot::{self, Comparison, PinKey, Pinned, Update};
-use crate::stack::lease::{self, Lease, LeaseRequest, Reporter};
+use crate::stack::lease::{self, Lease, LeaseRequest};
 use crate::stack::protocol::StackInfo;
 use crate::stack::wait::{self, Look};
 use crate::telemetry::logs;
@@ -85,7 +86,8 @@ impl Runner {
             mode: arm.mode,
         };
         let waiting = Instant::now();
-        let lease = lease::acquire(&prepared.spec, &request, reporter, cancel);
+        let mut report = |progress: lease::Progress| reporter.step(&progress.to_string());
+        let lease = lease::acquire(&prepared.spec, &request, &mut report, cancel);
         act.told.timings.lease = waiting.elapsed().as_secs_f64() * 1000.0;
         let lease = lease.map_err(|failure| match self.interrupt.cause() {
             Some(cause) => cause.failure(),
@@ -95,7 +97,7 @@ impl Runner {
         let mut tails = Tails::from_now(lease.stack());
 
         let model = &prepared.installed().model;
-        let mut scene = Scene::set(&self.config, model, &lease, cancel, arm.name, dir.clone())?;
+        let mut scene = Scene::set(&self.config, model, &lease, arm.name, dir.clone())?;
         let lease_wait = act.told.timings.lease;
         let outcome = self.tell(arm, &mut scene, &lease);
         act.told = scene.told().clone();

@@ -8,11 +8,10 @@ use serde::Serialize;
 
 use super::arm::{self, Runner};
 use super::interrupt::Cause;
-use super::report::Progress;
 use super::{CONTRACT, FAILED, INTERRUPTED, select, software, table};
 use crate::cases::{Arm, Case};
 use crate::config::{Config, UsageError};
-use crate::environment;
+use crate::environment::{self, progress};
 use crate::evidence::result::{ArmResult, Pin};
 use crate::evidence::write_json;
 use crate::snapshot;
@@ -63,13 +62,13 @@ pub fn run(
             return Ok(ExitCode::from(CONTRACT));
         }
     };
-    let mut progress = Progress::default();
-    let prepared = environment::ensure(&config.profile, &config.paths.cache, progress.steps())
+    let mut reporter = progress::reporter();
+    let prepared = environment::ensure(&config.profile, &config.paths.cache, reporter.as_mut())
         .and_then(|installed| software::prepare(&config, installed));
     if prepared.is_ok() {
-        progress.steps().done("software is ready");
+        reporter.done("the software is ready");
     }
-    drop(progress);
+    drop(reporter); // clears its line before others are printed
     let software = began.elapsed().as_secs_f64() * 1000.0;
     if let Ok(prepared) = &prepared
         && let Ok(plan) = prepared.blueprint.canonical_plan()
@@ -92,10 +91,7 @@ pub fn run(
         if runner.interrupt.cause().is_some() {
             break;
         }
-        let mut progress = Progress::default();
-        let result = runner.run(arm, &mut progress);
-        drop(progress);
-        match result {
+        match runner.run(arm, progress::reporter().as_mut()) {
             Ok(result) => {
                 if let Some(message) = arm::message(&result) {
                     eprintln!("{}: {message}", arm.name);

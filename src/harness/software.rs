@@ -7,6 +7,7 @@ use crate::environment::Installed;
 use crate::environment::preflight::preflight;
 use crate::failure::Failure;
 use crate::gate::skew::preflight_failure;
+use crate::gate::{Decision, Facts, needs};
 use crate::stack::lease::LaunchSpec;
 
 /// A configuration with the software it runs on.
@@ -26,12 +27,24 @@ impl Prepared {
     }
 }
 
-/// Refuses software that cannot work together, before any engine starts, and says how to launch
-/// the rest.
+/// Whether the machine can do what a stack of this profile needs. Quick: it is asked whenever
+/// tests are listed.
+#[must_use]
+pub fn machine(config: &Config, installed: &Installed) -> Decision {
+    let needs = needs::of_profile(&config.profile);
+    needs::decide(&needs, &Facts::about(&needs, installed.etcd.as_deref()))
+}
+
+/// Refuses a machine that cannot run the profile, and software that cannot work together, before
+/// any engine starts; says how to launch the rest.
 ///
 /// # Errors
-/// Skew, naming the pair; Environment, if the software cannot be examined.
+/// Skew, naming the pair; Environment, for the machine or if the software cannot be examined.
 pub fn prepare(config: &Config, installed: Installed) -> Result<Prepared, Failure> {
+    let decision = machine(config, &installed);
+    if let Some(failure) = decision.failure("this machine cannot run the profile") {
+        return Err(failure);
+    }
     let report = preflight(&installed, &config.paths.cache)?;
     if let Some(failure) = preflight_failure(&report) {
         return Err(failure);

@@ -23,7 +23,7 @@ use crate::failure::{Class, Failure};
 use crate::plan::{Group, Plan, Process};
 use crate::stack::cookie::{Cookie, Mark};
 use crate::stack::process::{Ending, Leader, Placement, Spawn};
-use crate::stack::protocol::{ProcessInfo, WorkerInfo};
+use crate::stack::protocol::{ProcessInfo, WorkerInfo, millis};
 use crate::stack::sweep::{self, Identity, Ours};
 use crate::stack::wait::Patience;
 
@@ -429,10 +429,6 @@ fn too_slow(bound: Duration) -> Failure {
     Failure::environment("the stack did not become ready in time")
         .expected(format!("ready within {} s", bound.as_secs()))
         .hint("raise stack.bring_up_seconds, or look at the logs")
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -1,13 +1,11 @@
 //! Carrying a plan out: one file for each place it can run.
 //!
 //! - [`local`]: processes of this host.
-//! - [`address`]: an address of this host that others could reach.
 //! - [`ports`]: TCP ports that nobody else gets.
 //! - [`probe`]: whether a process counts as started.
 //!
 //! What must run belongs to [`crate::plan`], how long it lives to [`crate::stack`].
 
-pub mod address;
 pub mod local;
 pub mod ports;
 pub mod probe;

@@ -109,12 +109,16 @@ fn bind(port: u16) -> io::Result<TcpListener> {
 fn taken(name: &str, port: u16) -> Failure {
     Failure::environment(format!("port {port} ({name}) is taken"))
         .expected("a free port: the profile fixes this number")
-        .found(owner(port).unwrap_or_else(|| "a process that cannot be seen from here".to_owned()))
-        .hint("stop that process, or let the port be allocated")
+        .found(owner(port))
+        .hint("stop that process, or leave network.frontend_port out of the profile")
 }
 
-/// Who listens on `port`: pid and command line.
-pub fn owner(port: u16) -> Option<String> {
+/// Who listens on `port`: pid and command line, as far as they can be seen.
+pub fn owner(port: u16) -> String {
+    visible_owner(port).unwrap_or_else(|| "a process that cannot be seen from here".to_owned())
+}
+
+fn visible_owner(port: u16) -> Option<String> {
     let entries = procfs::net::tcp()
         .into_iter()
         .chain(procfs::net::tcp6())

@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::config::profile::DiscoveryBackend;
 use crate::environment::Installed;
 use crate::failure::Failure;
+use crate::stack::state_dir::SHORTER;
 
 /// Name of the front door's port in the bindings.
 pub(super) const FRONTEND_PORT: &str = "frontend";
@@ -19,6 +20,8 @@ const FRONTEND: &str = "frontend";
 
 /// vLLM makes unix sockets named by a UUID in `$TMPDIR`, and a socket's path may have 107 bytes.
 const LONGEST_TMPDIR: usize = 70;
+/// The longest scratch directory that leaves room for that.
+pub(crate) const LONGEST_SCRATCH: usize = LONGEST_TMPDIR - "/tmp".len();
 
 /// How the processes find each other, decided.
 pub(super) enum Discovery<'a> {
@@ -189,7 +192,7 @@ pub(super) fn environment(
             Failure::environment("the state directory is too deep for unix sockets")
                 .expected(format!("at most {LONGEST_TMPDIR} bytes for {tmp}"))
                 .found(tmp.len())
-                .hint("choose a shorter one with --state-dir"),
+                .hint(SHORTER),
         );
     }
     let mut env: BTreeMap<String, String> = [

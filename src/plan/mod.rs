@@ -7,13 +7,11 @@
 
 mod aggregated;
 mod dynamo;
-pub mod geometry;
 mod render;
 #[cfg(test)]
 pub(crate) mod testing;
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +22,7 @@ use crate::environment::Installed;
 use crate::failure::Failure;
 
 pub use aggregated::aggregated;
+pub(crate) use dynamo::LONGEST_SCRATCH;
 pub use render::render;
 
 /// The plan of this configuration, by its topology.
@@ -63,8 +62,6 @@ pub struct Bindings {
     pub ports: BTreeMap<String, u16>,
     /// Private directory of this generation: sockets, journals, discovery, caches.
     pub scratch: PathBuf,
-    /// A non-loopback address of this host, where one exists.
-    pub host_address: Option<IpAddr>,
     /// Which incarnation of the stack this is.
     pub generation: u64,
     /// `<fingerprint>:<generation>`; stands in the name of every shared-memory file (and `stack`
@@ -74,15 +71,13 @@ pub struct Bindings {
 
 impl Bindings {
     /// The same for every machine and run: ports counted up from 20000, directories under
-    /// `/scratch`, an address from the documentation range. A plan with these is what is hashed
-    /// and pinned; it is never carried out.
+    /// `/scratch`. A plan with these is what is hashed and pinned; it is never carried out.
     pub fn canonical(ports: &[String], fixed: &[(String, u16)]) -> Self {
         let mut numbers: BTreeMap<String, u16> = ports.iter().cloned().zip(20_000..).collect();
         numbers.extend(fixed.iter().cloned());
         Self {
             ports: numbers,
             scratch: PathBuf::from("/scratch"),
-            host_address: Some(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1))),
             generation: 0,
             cookie: "0000000000000000:0".to_owned(),
         }

@@ -49,6 +49,12 @@ pub struct Downed {
 }
 
 impl Downed {
+    /// Whether there was nothing to stop.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.outcome == Outcome::Nothing
+    }
+
     /// Whether nothing of it is left.
     #[must_use]
     pub fn is_down(&self) -> bool {

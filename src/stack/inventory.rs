@@ -15,8 +15,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use procfs::process::{FDTarget, MMapPath, Process, all_processes};
 use serde::{Deserialize, Serialize};
 
-use super::state_dir::{unusable, write_atomic};
+use super::protocol::millis;
+use super::state_dir::unusable;
 use super::sweep::{Identity, Ours};
+use crate::atomic;
 use crate::failure::Failure;
 
 const SHM: &str = "/dev/shm";
@@ -55,7 +57,7 @@ impl Inventory {
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
         Self {
-            began_ms: u64::try_from(now.as_millis()).unwrap_or(0),
+            began_ms: millis(now),
             ..Self::default()
         }
     }
@@ -69,7 +71,7 @@ impl Inventory {
     pub fn save(&self, generation: &Path) -> Result<(), Failure> {
         let path = file(generation);
         let text = serde_json::to_vec_pretty(self).unwrap_or_default();
-        write_atomic(&path, &text).map_err(|error| unusable(&path, &error))
+        atomic::replace_durably(&path, &text).map_err(|error| unusable(&path, &error))
     }
 
     /// Says that nothing is left of the generation.
@@ -117,12 +119,15 @@ impl Inventory {
         let mut removed = Vec::new();
         // Reverse order: what is inside a directory comes before it.
         for file in doomed.into_iter().rev() {
-            let same = fs::symlink_metadata(&file.path)
-                .is_ok_and(|found| found.dev() == file.dev && found.ino() == file.ino);
+            let found = fs::symlink_metadata(&file.path).ok();
+            let same = found
+                .as_ref()
+                .is_some_and(|found| found.dev() == file.dev && found.ino() == file.ino);
             if !same || used.contains(&(file.dev, file.ino)) || !file.path.starts_with(SHM) {
                 continue;
             }
-            let gone = if file.path.is_dir() {
+            // A link to a directory is not one.
+            let gone = if found.is_some_and(|found| found.is_dir()) {
                 fs::remove_dir(&file.path)
             } else {
                 fs::remove_file(&file.path)

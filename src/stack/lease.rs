@@ -5,8 +5,8 @@
 //! so there is no moment in which the lock is free or the socket unbound; everyone else connects
 //! and waits in the backlog.
 //!
-//! Everything here blocks. Beside an async runtime, call it on a blocking thread; `cancel` ends
-//! the wait from outside.
+//! [`acquire`] blocks: call it outside of any runtime; `cancel` ends the wait. Nothing that a
+//! held [`Lease`] offers does.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -27,9 +27,10 @@ use serde::{Deserialize, Serialize};
 
 use super::process::{Placement, Spawn};
 use super::protocol::{Ask, Mode, PROTOCOL, StackInfo, Tell, WorkerInfo};
-use super::state_dir::{StackDir, StateDir, unusable, write_atomic};
+use super::state_dir::{StackDir, StateDir, unusable};
 use super::supervisor::{LOG_MAX, SUPERVISE};
 use super::wait::{self, Patience};
+use crate::atomic;
 use crate::failure::Failure;
 
 /// Longest line of a supervisor: a plan with its environment, many times over.
@@ -111,18 +112,6 @@ impl fmt::Display for Progress {
     }
 }
 
-/// Hears how waiting goes on. Any `FnMut(Progress)` is one.
-pub trait Reporter {
-    /// Takes in one piece of progress.
-    fn report(&mut self, progress: Progress);
-}
-
-impl<F: FnMut(Progress)> Reporter for F {
-    fn report(&mut self, progress: Progress) {
-        self(progress);
-    }
-}
-
 /// The right to use the stack, until it is dropped.
 #[derive(Debug)]
 pub struct Lease {
@@ -145,40 +134,37 @@ impl Lease {
     }
 
     /// Makes sure the reference engine runs, and keeps it until the lease ends. The number is
-    /// the milliseconds it took to start, 0 if it was running. Blocks.
-    pub fn reference(&self, cancel: &AtomicBool) -> Result<(WorkerInfo, u64), Failure> {
-        let mut heard = self.heard();
-        if let Some(known) = &heard.reference {
-            return known.clone();
-        }
-        self.take_in(&mut heard);
-        if let Some(failure) = &heard.broken {
-            return Err(failure.clone());
+    /// the milliseconds it took to start, 0 if it was running. Whoever drops the future only
+    /// stops waiting: the engine starts all the same.
+    pub async fn reference(&self) -> Result<(WorkerInfo, u64), Failure> {
+        if let Some(known) = self.reference_so_far() {
+            return known;
         }
         self.wire
             .say(&Ask::Reference)
             .map_err(|error| lost(&error.to_string()))?;
         let mut patience = Patience::new(self.limit);
-        while heard.reference.is_none() {
-            if let Some(failure) = &heard.broken {
-                return Err(failure.clone());
-            }
-            if cancel.load(Ordering::Relaxed) {
-                return Err(interrupted());
+        loop {
+            if let Some(known) = self.reference_so_far() {
+                return known;
             }
             if patience.spent() {
                 return Err(too_late(patience.bound(), "the reference engine"));
             }
-            match self.wire.hear_within(LOOK_EVERY) {
-                Word::Said(tell) => heard.hear(tell),
-                Word::Nothing => {}
-                Word::Gone(why) => heard.broken = Some(lost(&why)),
-            }
+            tokio::time::sleep(LOOK_EVERY).await;
         }
-        heard
-            .reference
-            .clone()
-            .unwrap_or_else(|| Err(interrupted()))
+    }
+
+    /// What was said of the reference engine, or what keeps anything from being said. Does not
+    /// block.
+    fn reference_so_far(&self) -> Option<Result<(WorkerInfo, u64), Failure>> {
+        let mut heard = self.heard();
+        self.take_in(&mut heard);
+        match (&heard.reference, &heard.broken) {
+            (Some(known), _) => Some(known.clone()),
+            (None, Some(failure)) => Some(Err(failure.clone())),
+            (None, None) => None,
+        }
     }
 
     /// Why the stack is not what it was when the lease was granted, if so. Does not block.
@@ -227,7 +213,7 @@ impl Heard {
 pub fn acquire(
     spec: &LaunchSpec,
     request: &LeaseRequest,
-    reporter: &mut dyn Reporter,
+    report: &mut dyn FnMut(Progress),
     cancel: &AtomicBool,
 ) -> Result<Lease, Failure> {
     let state = StateDir::open(&spec.state_dir)?;
@@ -236,11 +222,11 @@ pub fn acquire(
     let mut patience = Patience::new(limit);
     let mut vanished = 0;
     while vanished < VANISH_MAX {
-        let Some(stream) = connect(spec, &dir, &mut patience, reporter, cancel)? else {
+        let Some(stream) = connect(spec, &dir, &mut patience, report, cancel)? else {
             return Err(too_late(limit, "an earlier stack to stop"));
         };
         let wire = Wire::new(stream).map_err(|error| unusable(&dir.socket(), &error))?;
-        match wait(&wire, spec, request, &mut patience, reporter, cancel)? {
+        match wait(&wire, spec, request, &mut patience, report, cancel)? {
             Some(stack) => {
                 return Ok(Lease {
                     stack,
@@ -250,7 +236,7 @@ pub fn acquire(
                 });
             }
             None => {
-                reporter.report(Progress::Again);
+                report(Progress::Again);
                 vanished += 1;
             }
         }
@@ -267,7 +253,7 @@ fn connect(
     spec: &LaunchSpec,
     dir: &StackDir,
     patience: &mut Patience,
-    reporter: &mut dyn Reporter,
+    report: &mut dyn FnMut(Progress),
     cancel: &AtomicBool,
 ) -> Result<Option<UnixStream>, Failure> {
     loop {
@@ -278,7 +264,7 @@ fn connect(
         }
         // Taken: somebody is about to bind the socket, or to stop.
         if let Some(lock) = dir.try_lock()? {
-            reporter.report(Progress::Starting);
+            report(Progress::Starting);
             start_supervisor(spec, dir, lock)?;
             continue;
         }
@@ -311,7 +297,7 @@ fn start_supervisor(spec: &LaunchSpec, dir: &StackDir, lock: File) -> Result<(),
     let launch = serde_json::to_vec_pretty(spec).map_err(|error| {
         Failure::environment(format!("the launch description is not JSON: {error}"))
     })?;
-    write_atomic(&dir.launch(), &launch).map_err(at(dir.launch()))?;
+    atomic::replace_durably(&dir.launch(), &launch).map_err(at(dir.launch()))?;
     let large = fs::metadata(dir.log()).is_ok_and(|found| found.len() > LOG_MAX);
     let log = OpenOptions::new()
         .create(true)
@@ -362,7 +348,7 @@ fn wait(
     spec: &LaunchSpec,
     request: &LeaseRequest,
     patience: &mut Patience,
-    reporter: &mut dyn Reporter,
+    report: &mut dyn FnMut(Progress),
     cancel: &AtomicBool,
 ) -> Result<Option<StackInfo>, Failure> {
     let asked = wire.say(&Ask::Lease {
@@ -384,14 +370,12 @@ fn wait(
                 return Err(
                     Failure::environment("the device is in use by another stack")
                         .found(holder)
-                        .hint("wait for it; `kvcr-phase1 down --force` stops it all the same"),
+                        .hint("wait for it, or stop it: `kvcr-phase1 down --force`"),
                 );
             }
-            Word::Said(Tell::Step { text, at_ms }) => {
-                reporter.report(Progress::Step { text, at_ms })
-            }
+            Word::Said(Tell::Step { text, at_ms }) => report(Progress::Step { text, at_ms }),
             Word::Said(Tell::Queued { behind }) => {
-                reporter.report(Progress::Queued { behind });
+                report(Progress::Queued { behind });
                 // Others' work is not bring-up: their own deadlines bound this wait.
                 *patience = Patience::new(patience.bound());
             }
@@ -414,7 +398,7 @@ fn interrupted() -> Failure {
 fn too_late(limit: Duration, what: &str) -> Failure {
     Failure::environment(format!("gave up waiting for {what}"))
         .expected(format!("an answer within {} s", limit.as_secs()))
-        .hint("look at supervisor.log in the state directory")
+        .hint("`kvcr-phase1 status` says what it does and where its logs are")
 }
 
 fn lost(why: &str) -> Failure {

@@ -4,6 +4,7 @@
 //! does, whatever killed the client.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +13,12 @@ use crate::plan::Plan;
 
 /// Bumped when either side would misread the other. Part of the fingerprint.
 pub const PROTOCOL: u32 = 1;
+
+/// A duration as messages carry it: whole milliseconds.
+#[must_use]
+pub fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
 
 /// How a case wants the stack.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]

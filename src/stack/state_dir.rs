@@ -18,20 +18,33 @@
 //! anything starts.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
 
+use crate::atomic;
 use crate::failure::Failure;
 
 /// `sun_path` holds 108 bytes and ends with a zero.
 pub const SOCKET_PATH_MAX: usize = 107;
 
+/// What to do about a state directory that cannot be used.
+pub const ELSEWHERE: &str = "name another directory: --state-dir DIR or PHASE1_STATE_DIR=DIR";
+/// What to do about one whose path is too long.
+pub const SHORTER: &str = "name a shorter directory: --state-dir DIR or PHASE1_STATE_DIR=DIR";
+
 /// Characters of the fingerprint that name its directory.
 const SHORT: usize = 12;
+
+/// The longest scratch directory that a stack in the state directory `path` may come to have.
+#[must_use]
+pub fn longest_scratch(path: &Path) -> PathBuf {
+    // Generations of one fingerprint are counted up for ever; nobody has seen four digits.
+    StackDir(path.join("0".repeat(SHORT))).scratch(9999)
+}
 
 /// The directory all stacks of one user share.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -55,7 +68,7 @@ impl StateDir {
             } else {
                 "something else".to_owned()
             })
-            .hint("name one of your own: --state-dir DIR or PHASE1_STATE_DIR=DIR"));
+            .hint(ELSEWHERE));
         }
         if found.mode() & 0o077 != 0 {
             fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700))
@@ -86,7 +99,7 @@ impl StateDir {
             ))
             .expected(format!("socket paths of at most {SOCKET_PATH_MAX} bytes"))
             .found(format!("{length} bytes"))
-            .hint("name a shorter one: --state-dir DIR or PHASE1_STATE_DIR=DIR"));
+            .hint(SHORTER));
         }
         create(&dir.0)?;
         Ok(dir)
@@ -177,6 +190,11 @@ impl StackDir {
         self.0.join(format!("g{number}"))
     }
 
+    /// Working directory of the processes of one generation.
+    pub fn scratch(&self, number: u64) -> PathBuf {
+        self.generation(number).join("run")
+    }
+
     /// Generations that left a directory, oldest first.
     pub fn generations(&self) -> Vec<u64> {
         let Ok(entries) = fs::read_dir(&self.0) else {
@@ -208,7 +226,7 @@ impl StackDir {
         // Should the file be lost, the directories still tell.
         let seen = self.generations().last().copied().unwrap_or(0);
         let next = recorded.max(seen) + 1;
-        write_atomic(&file, format!("{next}\n").as_bytes())
+        atomic::replace_durably(&file, format!("{next}\n").as_bytes())
             .map_err(|error| unusable(&file, &error))?;
         Ok(next)
     }
@@ -239,24 +257,6 @@ pub fn try_lock(path: &Path) -> Result<Option<File>, Failure> {
     }
 }
 
-/// Replaces `path` in one step, durably: readers see the old content or the new.
-pub fn write_atomic(path: &Path, content: &[u8]) -> io::Result<()> {
-    let temporary = path.with_extension(format!("tmp{}", std::process::id()));
-    let mut file = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&temporary)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    fs::rename(&temporary, path)?;
-    match path.parent() {
-        Some(parent) => File::open(parent)?.sync_all(),
-        None => Ok(()),
-    }
-}
-
 /// Creates a directory (and its parents) that only we may enter.
 pub fn create(path: &Path) -> Result<(), Failure> {
     DirBuilder::new()
@@ -268,8 +268,7 @@ pub fn create(path: &Path) -> Result<(), Failure> {
 
 /// The one sentence for whatever the file system refuses.
 pub fn unusable(path: &Path, error: &io::Error) -> Failure {
-    Failure::environment(format!("{} cannot be used: {error}", path.display()))
-        .hint("name a local one that you can write to: --state-dir DIR or PHASE1_STATE_DIR=DIR")
+    Failure::environment(format!("{} cannot be used: {error}", path.display())).hint(ELSEWHERE)
 }
 
 #[cfg(test)]

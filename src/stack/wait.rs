@@ -124,9 +124,9 @@ pub fn until_blocking<T, E>(
     }
 }
 
-/// Between two looks, in code that blocks. The one place that sleeps.
+/// Between two looks, in code that blocks: the one place of the crate that sleeps a thread.
 #[expect(clippy::disallowed_methods, reason = "the pause between two looks")]
-pub(super) fn pause(interval: Duration) {
+pub(crate) fn pause(interval: Duration) {
     std::thread::sleep(interval);
 }
 

@@ -10,11 +10,12 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
-use kvcr_phase1::failure::Class;
+use kvcr_phase1::failure::{Class, Failure};
 use kvcr_phase1::stack::admin::{self, Outcome};
-use kvcr_phase1::stack::lease::{LeaseRequest, acquire};
-use kvcr_phase1::stack::protocol::Mode;
+use kvcr_phase1::stack::lease::{Lease, LeaseRequest, acquire};
+use kvcr_phase1::stack::protocol::{Mode, WorkerInfo};
 use rustix::process::Signal;
 
 use crate::toy::{Manners, Toys, shm_prefix};
@@ -48,11 +49,26 @@ promises![
     a_taken_port_names_its_owner,
     the_reference_engine_comes_and_goes,
     a_failed_reference_is_remembered,
+    waiting_for_the_reference_can_be_given_up,
+    a_stack_that_does_not_fit_into_shared_memory_starts_nothing,
     bring_up_goes_on_when_the_last_client_leaves,
     a_bad_line_ends_only_its_own_connection,
     sigterm_stops_everything,
     a_supervisor_that_cannot_start_is_reported,
 ];
+
+/// What an arm does with its lease, in a runtime of its own.
+fn run<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(work)
+}
+
+fn reference(lease: &Lease) -> Result<(WorkerInfo, u64), Failure> {
+    run(lease.reference())
+}
 
 fn one() -> Toys {
     Toys::default().with("worker0", Manners::default())
@@ -543,21 +559,20 @@ fn the_reference_engine_comes_and_goes() {
         .in_reference_group();
     let mut world = World::new(&toys);
     world.spec.reference_keep_seconds = 1;
-    let never = AtomicBool::new(false);
     let first = world.lease();
     let reference_runs = || world.leftovers().processes().len() == 2;
     assert!(!reference_runs(), "nobody asked yet");
-    let (worker, start_ms) = first.reference(&never).unwrap();
+    let (worker, start_ms) = reference(&first).unwrap();
     assert_eq!(worker.process, "reference");
     assert!(start_ms > 0);
     assert!(get(&worker.metrics_url).contains("TOY=reference"));
     assert_eq!(
-        first.reference(&never).unwrap(),
+        reference(&first).unwrap(),
         (worker.clone(), start_ms),
         "asked once a lease"
     );
     let second = world.lease();
-    assert_eq!(second.reference(&never).unwrap(), (worker, 0), "shared");
+    assert_eq!(reference(&second).unwrap(), (worker, 0), "shared");
     drop(first);
     assert!(reference_runs(), "the second lease still needs it");
     drop(second);
@@ -567,10 +582,7 @@ fn the_reference_engine_comes_and_goes() {
         "ready",
         "the stack itself stays"
     );
-    assert!(
-        world.lease().reference(&never).unwrap().1 > 0,
-        "started again"
-    );
+    assert!(reference(&world.lease()).unwrap().1 > 0, "started again");
 }
 
 fn a_failed_reference_is_remembered() {
@@ -582,15 +594,43 @@ fn a_failed_reference_is_remembered() {
         ..Manners::default()
     };
     let world = World::new(&one().with("reference", manners).in_reference_group());
-    let never = AtomicBool::new(false);
     let lease = world.lease();
-    let first = lease.reference(&never).unwrap_err();
+    let first = reference(&lease).unwrap_err();
     assert!(first.to_string().contains("exit code 3"), "{first}");
     assert!(lease.broken().is_none(), "the stack itself is well");
     fs::remove_file(&broken).unwrap();
-    assert_eq!(world.lease().reference(&never).unwrap_err(), first);
+    assert_eq!(reference(&world.lease()).unwrap_err(), first);
     let other_run = world.try_lease("case", "run2", Mode::Shared).unwrap();
-    assert!(other_run.reference(&never).is_ok());
+    assert!(reference(&other_run).is_ok());
+}
+
+fn waiting_for_the_reference_can_be_given_up() {
+    let files = tempfile::tempdir().unwrap();
+    let manners = Manners {
+        gate: Some(files.path().join("never there")),
+        ..Manners::default()
+    };
+    let world = World::new(&one().with("reference", manners).in_reference_group());
+    let lease = world.lease();
+    let waited =
+        run(async { tokio::time::timeout(Duration::from_millis(300), lease.reference()).await });
+    assert!(waited.is_err(), "{waited:?}");
+    assert!(lease.broken().is_none(), "and nothing else happened");
+}
+
+fn a_stack_that_does_not_fit_into_shared_memory_starts_nothing() {
+    let world = World::new(&Toys {
+        shm_bytes: u64::MAX,
+        ..one()
+    });
+    let failure = world.try_lease("case", "run", Mode::Shared).unwrap_err();
+    assert_eq!(failure.class, Class::Environment);
+    let text = failure.to_string();
+    assert!(
+        text.contains("no room for this stack in /dev/shm"),
+        "{text}"
+    );
+    assert!(!world.log().contains("worker0: started"), "{}", world.log());
 }
 
 fn bring_up_goes_on_when_the_last_client_leaves() {

@@ -54,6 +54,7 @@ pub(crate) struct Manners {
 pub(crate) struct Toys {
     pub(crate) toys: Vec<Toy>,
     pub(crate) fixed: Vec<(String, u16)>,
+    pub(crate) shm_bytes: u64,
 }
 
 impl Toys {
@@ -171,7 +172,7 @@ impl Blueprint for Toys {
             reference: of(Group::Reference).next().map(|toy| worker(0, toy)),
             directories: vec![bindings.scratch.join("toys")],
             shm_prefixes: vec![prefix],
-            shm_bytes: 0,
+            shm_bytes: self.shm_bytes,
         })
     }
 

@@ -8,7 +8,8 @@ use crate::config::Config;
 use crate::config::profile::DeviceKind;
 use crate::environment::Installed;
 use crate::failure::Failure;
-use crate::plan::{Bindings, Group, PlannedWorker, Probe, Process, Role, geometry};
+use crate::geometry::Blocks;
+use crate::plan::{Bindings, Group, PlannedWorker, Probe, Process, Role};
 
 /// vLLM offloads only on CUDA-like devices; the overlay brings the same tiering for host memory.
 const CPU_SPEC: &str = "CpuTieringOffloadingSpec";
@@ -266,8 +267,8 @@ pub fn shm_bytes(config: &Config, part: Part) -> u64 {
     match part {
         // vLLM uses whole blocks only.
         Part::Core { .. } => {
-            let block = geometry::block_bytes(&config.profile).filter(|&bytes| bytes > 0);
-            RING_BYTES + block.map_or(primary, |block| primary / block * block)
+            let block = Blocks::of(&config.profile).map_or(1, |blocks| blocks.bytes);
+            RING_BYTES.saturating_add(primary / block * block)
         }
         Part::Reference => RING_BYTES,
     }

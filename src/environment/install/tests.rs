@@ -137,6 +137,23 @@ fn installs_once_and_then_finds_it() {
     assert_eq!(machine.installs(), 1);
 }
 
+/// Shims of version managers take a quarter of a second each, and every listing of tests locates.
+#[test]
+fn what_is_installed_asks_no_interpreter_on_the_path() {
+    let machine = Machine::new();
+    let installed = machine.install(&mut Silent).unwrap();
+    let bin = machine.root.join("bin");
+    for name in ["python3.12", "python3.11", "python3"] {
+        let asked = machine.root.join("asked");
+        fakes::script(&bin.join(name), &format!("echo > {}", asked.display()));
+    }
+    assert_eq!(machine.locate().unwrap(), installed);
+    assert!(!machine.root.join("asked").exists());
+    std::fs::remove_dir_all(Machine::directory(&installed)).unwrap();
+    assert!(machine.locate().is_err());
+    assert!(machine.root.join("asked").exists());
+}
+
 #[test]
 fn a_relative_cache_is_the_same_place() {
     let machine = Machine::new();
@@ -302,7 +319,7 @@ fn a_killed_install_is_done_again_and_its_children_are_ended() {
     machine.uv("exec sleep 60");
     let mut killed = process(&machine);
     while machine.installs() == 0 {
-        child::pause(Duration::from_millis(10));
+        crate::stack::wait::pause(Duration::from_millis(10));
     }
     killed.kill().unwrap();
     killed.wait().unwrap();

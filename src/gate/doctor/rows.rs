@@ -5,6 +5,9 @@ use crate::environment::bytes;
 use crate::failure::{Class, Failure};
 use crate::gate::needs::gpus as gpus_of;
 use crate::gate::{Need, skew};
+use crate::plan::LONGEST_SCRATCH;
+use crate::snapshot;
+use crate::stack::state_dir::{self, ELSEWHERE, SHORTER};
 
 use super::{Examined, Finding, Status};
 
@@ -20,12 +23,8 @@ const PACKAGES: &[(&[&str], bool)] = &[
     (&["torchvision"], false),
 ];
 
-/// What a unix socket's path may have below the state directory: fingerprint, generation, name.
-const SOCKET_BELOW: usize = 44;
-/// `sun_path`, less the final zero.
-const SOCKET_LIMIT: usize = 107;
-
-/// Memory of one CPU engine with a tiny model, its caches aside, as measured.
+/// Memory of one engine with a tiny model, its caches aside. A guess, rounded up: it only decides
+/// whether a person is told.
 const ENGINE_MEMORY: u64 = 2_000_000_000;
 
 pub(super) fn all(examined: &Examined<'_>) -> Vec<Finding> {
@@ -236,7 +235,7 @@ fn host(examined: &Examined<'_>, rows: &mut Vec<Finding>) {
         .unwrap_or_default();
     rows.push(needed("address", &address, used, examined));
 
-    // Measured on tiny models: a person should know, but the number proves nothing.
+    // Guesses for tiny models: a person should know, but the numbers prove nothing.
     let engines = profile.topology.workers as u64 + 1;
     let (cores, memory) = match profile.engine.device {
         DeviceKind::Cpu => (2, engines * ENGINE_MEMORY + examined.inputs.shm_bytes),
@@ -329,27 +328,26 @@ fn places(examined: &Examined<'_>, rows: &mut Vec<Finding>) {
         "a writable state directory",
         state.display().to_string(),
     );
-    let elsewhere = "name another one: --state-dir DIR or PHASE1_STATE_DIR=DIR";
-    let length = state.as_os_str().len() + SOCKET_BELOW;
+    let length = state.as_os_str().len();
+    let scratch = state_dir::longest_scratch(state).as_os_str().len();
     rows.push(match &examined.state {
         Err(why) => Finding {
             found: format!("{}: {why}", row.found),
             ..row
         }
-        .unmet(Class::Environment, elsewhere),
-        Ok(()) if length > SOCKET_LIMIT => Finding {
+        .unmet(Class::Environment, ELSEWHERE),
+        Ok(()) if scratch > LONGEST_SCRATCH => Finding {
             need: format!(
                 "a state directory of at most {} bytes",
-                SOCKET_LIMIT - SOCKET_BELOW
+                (LONGEST_SCRATCH + length).saturating_sub(scratch)
             ),
             found: format!(
                 "{} ({} bytes: socket paths would be too long)",
-                row.found,
-                state.as_os_str().len()
+                row.found, length
             ),
             ..row
         }
-        .unmet(Class::Environment, elsewhere),
+        .unmet(Class::Environment, SHORTER),
         Ok(()) => row,
     });
 
@@ -393,28 +391,16 @@ fn places(examined: &Examined<'_>, rows: &mut Vec<Finding>) {
 
 /// Variables under which insta accepts what it should refuse: a wrong text would pass.
 fn variables(examined: &Examined<'_>, rows: &mut Vec<Finding>) {
-    let falsify = |name: &str, value: &str| match name {
-        "INSTA_FORCE_PASS" => !matches!(value, "" | "0"),
-        "INSTA_UPDATE" => matches!(value, "always" | "force" | "unseen"),
-        _ => false,
-    };
-    let set: Vec<String> = examined
-        .inputs
-        .variables
-        .iter()
-        .filter(|(name, value)| falsify(name, value))
-        .map(|(name, value)| format!("{name}={value}"))
-        .collect();
-    let row = met("snapshots", "snapshots that are compared", "they are");
-    rows.push(match set.is_empty() {
-        true => row,
-        false => Finding {
-            found: set.join(", "),
-            ..row
-        }
-        .unmet(
-            Class::Environment,
-            "unset these: with them a wrong text passes; review with `cargo insta review`",
+    let need = "snapshots that are compared";
+    rows.push(match snapshot::refuse_falsifying(examined.inputs.insta) {
+        Ok(_) => met("snapshots", need, "they are"),
+        Err(why) => failed(
+            "snapshots",
+            need,
+            &Failure {
+                class: Class::Environment,
+                ..why
+            },
         ),
     });
 }

@@ -68,6 +68,7 @@ impl Case {
             version: "1.0".to_owned(),
             record_sha256: Some("ab".repeat(32)),
         };
+        let insta = InstaState::default();
         let mut inputs = Inputs {
             profile_name: "cpu",
             profile: &self.profile,
@@ -85,7 +86,7 @@ impl Case {
                     .collect(),
             }),
             shm_bytes: 1_000_000,
-            variables: BTreeMap::new(),
+            insta: &insta,
         };
         (self.inputs)(&mut inputs);
         let report = PackageReport {
@@ -211,26 +212,13 @@ fn what_is_missing_is_unmet_with_a_hint() {
         (
             "snapshots",
             |inputs| {
-                drop(
-                    inputs
-                        .variables
-                        .insert("INSTA_FORCE_PASS".into(), "1".into()),
-                )
+                inputs.insta = &InstaState {
+                    force_pass: true,
+                    update: None,
+                }
             },
             as_is,
-            "INSTA_FORCE_PASS=1",
-        ),
-        (
-            "snapshots",
-            |inputs| {
-                drop(
-                    inputs
-                        .variables
-                        .insert("INSTA_UPDATE".into(), "always".into()),
-                )
-            },
-            as_is,
-            "INSTA_UPDATE=always",
+            "insta is told to pass whatever it sees: INSTA_FORCE_PASS is set",
         ),
     ];
     for (name, inputs, examined, found) in cases {
@@ -322,16 +310,12 @@ fn devices_must_have_room_for_everyone_who_shares_them() {
 fn what_every_case_needs_follows_from_the_profile() {
     let mut case = Case::new();
     let any = Need::NonLoopback { address: None };
-    let shm = Need::Shm { bytes: 7 };
-    let needs = |case: &Case| of_profile(&case.profile, 7);
-    assert_eq!(needs(&case), [any.clone(), shm.clone()]);
+    let needs = |case: &Case| of_profile(&case.profile);
+    assert_eq!(needs(&case), [any.clone(), Need::Pidfd]);
     case.profile.engine.device = DeviceKind::Cuda;
     case.profile.discovery.backend = DiscoveryBackend::Etcd;
     let devices = Need::Gpus { count: 2 };
-    assert_eq!(
-        needs(&case),
-        [devices, Need::Etcd, any.clone(), shm.clone()]
-    );
+    assert_eq!(needs(&case), [devices, Need::Etcd, any, Need::Pidfd]);
     case.profile.devices.gpus = vec![3, 3];
     assert_eq!(needs(&case)[0], Need::Gpus { count: 4 });
 }
@@ -339,8 +323,13 @@ fn what_every_case_needs_follows_from_the_profile() {
 #[test]
 fn a_state_directory_may_not_be_too_long_for_sockets() {
     let mut case = Case::new();
-    case.paths.state = PathBuf::from(format!("/{}", "x".repeat(80)));
-    assert_eq!(case.row("state").status, Status::Unmet);
+    // The longest that the plan itself takes, and one more.
+    case.paths.state = PathBuf::from(format!("/{}", "x".repeat(42)));
+    assert_eq!(case.row("state").status, Status::Met);
+    case.paths.state = PathBuf::from(format!("/{}", "x".repeat(43)));
+    let row = case.row("state");
+    assert_eq!(row.status, Status::Unmet);
+    assert_eq!(row.need, "a state directory of at most 43 bytes");
 }
 
 #[test]

@@ -20,7 +20,7 @@ use crate::stack::cookie::Mark;
 use crate::stack::devices::NotHad;
 use crate::stack::leftovers::Leftovers;
 use crate::stack::process;
-use crate::stack::protocol::StackInfo;
+use crate::stack::protocol::{StackInfo, millis};
 use crate::stack::sweep::Ours;
 
 /// Freeing a device's memory after its process died.
@@ -298,8 +298,4 @@ impl Supervisor<'_> {
 
 fn stopped_on_purpose(why: &str) -> Failure {
     Failure::inconclusive("the stack was stopped under the lease").found(why)
-}
-
-fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::engine::Blueprint;
 use crate::failure::Failure;
-use crate::launch::address;
+use crate::gate::needs;
 use crate::launch::local::Place;
 use crate::launch::ports::{self, Reserved};
 use crate::plan::{Bindings, Plan, Probe};
@@ -90,7 +90,7 @@ fn plan(
     let place = Place {
         cookie: cookie.clone(),
         home: dir.path().to_owned(),
-        scratch: generation.join("run"),
+        scratch: dir.scratch(number),
         logs: generation.join("logs"),
     };
     for path in [&place.scratch, &place.logs, &generation.join("reference")] {
@@ -107,11 +107,11 @@ fn plan(
     let plan = blueprint.plan(&Bindings {
         ports: ports.ports.clone(),
         scratch: place.scratch.clone(),
-        host_address: address::of_this_host(),
         generation: number,
         cookie: cookie.to_string(),
     })?;
     check_sockets(&plan)?;
+    needs::room(plan.shm_bytes)?;
     for path in &plan.directories {
         state_dir::create(path)?;
     }
@@ -141,7 +141,7 @@ fn check_sockets(plan: &Plan) -> Result<(), Failure> {
                     path.display()
                 ))
                 .expected(format!("at most {SOCKET_PATH_MAX} bytes"))
-                .hint("name a shorter one: --state-dir DIR or PHASE1_STATE_DIR=DIR"));
+                .hint(state_dir::SHORTER));
             }
         }
     }

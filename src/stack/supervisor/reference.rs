@@ -9,7 +9,7 @@ use super::desk::Desk;
 use super::group::{GroupEvent, GroupTask};
 use super::log;
 use crate::failure::Failure;
-use crate::stack::protocol::{Tell, WorkerInfo};
+use crate::stack::protocol::{Tell, WorkerInfo, millis};
 
 /// The reference group of one generation.
 #[derive(Debug, Default)]
@@ -133,7 +133,7 @@ impl Reference {
             }
             GroupEvent::Up(started) => match started.workers.first() {
                 Some(worker) => {
-                    let start_ms = u64::try_from(started.took.as_millis()).unwrap_or(u64::MAX);
+                    let start_ms = millis(started.took);
                     log(&format!("reference: ready after {start_ms} ms"));
                     for id in &self.users {
                         let worker = worker.clone();

@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use super::connection::ConnId;
 use super::{Supervisor, log};
+use crate::atomic;
 use crate::failure::Failure;
 use crate::launch::local::Started;
 use crate::stack::protocol::{Status, Tell};
-use crate::stack::state_dir::write_atomic;
 
 /// What is told to people while, and after, a generation runs.
 #[derive(Default)]
@@ -59,7 +59,7 @@ impl Supervisor<'_> {
     pub(super) fn write_state(&self, view: &View) {
         log(view.state);
         let text = serde_json::to_vec_pretty(&self.status(view)).unwrap_or_default();
-        if let Err(error) = write_atomic(&self.dir.state(), &text) {
+        if let Err(error) = atomic::replace_durably(&self.dir.state(), &text) {
             log(&format!("state.json: {error}"));
         }
     }

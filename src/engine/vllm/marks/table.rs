@@ -91,7 +91,7 @@ pub(super) const MARKS: &[Mark] = &[
     even_warned(mark(Environment, r"Unable to create lease\. Check etcd|Unable to connect to etcd|etcd not reachable",
         "etcd does not answer", "see etcd's own log beside this one")),
     mark(Environment, r"AF_UNIX path too long|path must be shorter than SUN_LEN|ipc path .* is longer than",
-        "a socket's path is too long", "choose a shorter --state-dir"),
+        "a socket's path is too long", "name a shorter directory: --state-dir DIR or PHASE1_STATE_DIR=DIR"),
     mark(Environment, r"\[Errno 14\]|Bad address",
         "a leftover shared-memory file is in the way", "remove /dev/shm/vllm_offload_*.mmap of dead engines (vllm#54002)"),
     mark(Environment, r"\[Errno 24\]|Too many open files",
