@@ -66,7 +66,6 @@ fn run(
             let request = Request {
                 name: name.clone(),
                 cache: cache.to_owned(),
-                python: None,
                 model: of_profile::model(profile)?,
                 search: Search::default(),
             };

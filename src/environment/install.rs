@@ -33,8 +33,6 @@ pub struct Request {
     pub name: String,
     /// Root of everything that is installed.
     pub cache: PathBuf,
-    /// The interpreter to use; a suitable one is found where absent.
-    pub python: Option<PathBuf>,
     /// Which model.
     pub model: ModelRequest,
     /// Where programs are looked for.
@@ -80,7 +78,6 @@ pub(crate) struct Installer<'a> {
 impl<'a> Installer<'a> {
     pub(crate) fn new(request: &'a Request, recipe: Recipe) -> Result<Self, Failure> {
         let cache = absolute(&request.cache)?;
-        let named = request.python.as_deref().map(absolute).transpose()?;
         let place = |minor| {
             let key = recipe.key(minor);
             let name = format!("{}-{}", recipe.name, &key[..12]);
@@ -94,9 +91,9 @@ impl<'a> Installer<'a> {
                 manifest.interpreter().filter(|it| it.minor() == minor)
             })
         };
-        let base = match named.is_none().then(known).flatten() {
+        let base = match known() {
             Some(base) => base,
-            None => interpreter::find(named.as_deref(), &request.search)?,
+            None => interpreter::find(&request.search)?,
         };
         let (key, directory) = place(base.minor());
         Ok(Self {

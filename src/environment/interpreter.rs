@@ -69,46 +69,30 @@ pub(crate) fn ask(program: &Path) -> Result<Interpreter, String> {
     serde_json::from_str(line).map_err(|_| format!("did not answer as Python does: {line:?}"))
 }
 
-/// The interpreter to install with: `named` and no other if there is one, else the first
-/// suitable one of what is on `PATH` and in the usual places beside it.
-pub(crate) fn find(named: Option<&Path>, search: &Search) -> Result<Interpreter, Failure> {
-    let candidates = match named {
-        Some(path) => vec![path.to_owned()],
-        None => candidates(search),
-    };
+/// The interpreter to install with: the first suitable one of what is on `PATH` and in the usual
+/// places beside it.
+pub(crate) fn find(search: &Search) -> Result<Interpreter, Failure> {
     let mut found = Vec::new();
-    for program in candidates {
-        match ask(&program) {
-            Ok(interpreter) if interpreter.supported() => return Ok(interpreter),
-            Ok(interpreter) => {
-                let text = format!("{interpreter} ({})", interpreter.executable.display());
-                if !found.contains(&text) {
-                    found.push(text);
-                }
-            }
-            // Shims of versions that are not selected are ordinary; a named program that does
-            // not answer is not.
-            Err(why) if named.is_some() => found.push(format!("{}: {why}", program.display())),
-            Err(_) => {}
+    for program in candidates(search) {
+        // Shims of versions that are not selected do not answer, which is ordinary.
+        let Ok(interpreter) = ask(&program) else {
+            continue;
+        };
+        if interpreter.supported() {
+            return Ok(interpreter);
+        }
+        let text = format!("{interpreter} ({})", interpreter.executable.display());
+        if !found.contains(&text) {
+            found.push(text);
         }
     }
-    let (what, hint) = match named {
-        Some(path) => (
-            format!("{} cannot run this environment", path.display()),
-            "name another interpreter, or none to have one found",
-        ),
-        None => (
-            "no suitable Python interpreter".to_owned(),
-            "`apt-get install python3.12` (Debian 12: `apt-get install python3`, which is 3.11), or put one on PATH",
-        ),
-    };
-    Err(Failure::environment(what)
+    Err(Failure::environment("no suitable Python interpreter")
         .expected("CPython 3.12 or 3.11")
         .found(match found.is_empty() {
             true => "none".to_owned(),
             false => found.join(", "),
         })
-        .hint(hint))
+        .hint("`apt-get install python3.12` (Debian 12: `apt-get install python3`, which is 3.11), or put one on PATH"))
 }
 
 fn candidates(search: &Search) -> Vec<PathBuf> {
@@ -156,7 +140,7 @@ mod tests {
         fakes::python(&bin.join("python3.11"), "CPython", (3, 11, 2));
         fakes::python(&bin.join("python3"), "CPython", (3, 13, 0));
         let search = fakes::search(&bin, place.path());
-        let interpreter = find(None, &search).unwrap();
+        let interpreter = find(&search).unwrap();
         assert_eq!(interpreter.version, (3, 11, 2));
     }
 
@@ -166,7 +150,7 @@ mod tests {
         let at = place.path().join(".pyenv/versions/3.12.1/bin/python3");
         fakes::python(&at, "CPython", (3, 12, 1));
         let search = fakes::search(&place.path().join("bin"), place.path());
-        assert_eq!(find(None, &search).unwrap().minor(), (3, 12));
+        assert_eq!(find(&search).unwrap().minor(), (3, 12));
     }
 
     #[test]
@@ -175,7 +159,7 @@ mod tests {
         let bin = place.path().join("bin");
         fakes::python(&bin.join("python3"), "CPython", (3, 13, 0));
         fakes::python(&bin.join("python3.12"), "PyPy", (3, 12, 0));
-        let text = find(None, &fakes::search(&bin, place.path()))
+        let text = find(&fakes::search(&bin, place.path()))
             .unwrap_err()
             .to_string();
         assert!(text.starts_with("Environment: no suitable Python interpreter; expected CPython 3.12 or 3.11; found PyPy 3.12.0"), "{text}");
@@ -184,23 +168,15 @@ mod tests {
     }
 
     #[test]
-    fn a_named_interpreter_is_the_only_candidate() {
+    fn something_else_than_python_says_what_it_answered() {
         let place = tempfile::tempdir().unwrap();
-        let bin = place.path().join("bin");
-        fakes::python(&bin.join("python3.12"), "CPython", (3, 12, 1));
-        let named = place.path().join("nothing");
-        let text = find(Some(&named), &fakes::search(&bin, place.path()))
-            .unwrap_err()
-            .to_string();
-        assert!(text.contains("nothing: could not be started"), "{text}");
-
-        fakes::script(&named, "echo hello");
-        let text = find(Some(&named), &fakes::search(&bin, place.path()))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            text.contains("did not answer as Python does: \"hello\""),
-            "{text}"
+        let program = place.path().join("program");
+        let why = ask(&program).unwrap_err();
+        assert!(why.starts_with("could not be started"), "{why}");
+        fakes::script(&program, "echo hello");
+        assert_eq!(
+            ask(&program).unwrap_err(),
+            "did not answer as Python does: \"hello\""
         );
     }
 }

@@ -37,10 +37,9 @@ enum Asked<'a> {
 fn asked<'a>(profile: &'a Profile, cache: &Path) -> Result<Asked<'a>, Failure> {
     let environment = &profile.environment;
     match (&environment.lock, &environment.python) {
-        (Some(name), python) => Ok(Asked::Locked(Request {
+        (Some(name), _) => Ok(Asked::Locked(Request {
             name: name.clone(),
             cache: cache.to_owned(),
-            python: python.clone(),
             model: model(profile)?,
             search: Search::default(),
         })),

@@ -83,7 +83,6 @@ esac"#
         Request {
             name: "cpu".to_owned(),
             cache: self.root.join("cache"),
-            python: None,
             model: ModelRequest::Path(self.root.join("model")),
             search: fakes::search(&self.root.join("bin"), &self.root),
         }
