@@ -1,5 +1,6 @@
 //! One arm from lease to evidence.
 
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -89,9 +90,15 @@ impl Runner {
         let mut report = |progress: lease::Progress| reporter.step(&progress.to_string());
         let lease = lease::acquire(&prepared.spec, &request, &mut report, cancel);
         act.told.timings.lease = waiting.elapsed().as_secs_f64() * 1000.0;
-        let lease = lease.map_err(|failure| match self.interrupt.cause() {
-            Some(cause) => cause.failure(),
-            None => failure,
+        let lease = lease.map_err(|failure| {
+            // A stack that did not come up holds no lease; its logs are evidence all the same.
+            if let Some(logs) = failure.log.as_deref().and_then(Path::parent) {
+                dir.keep_logs(logs);
+            }
+            match self.interrupt.cause() {
+                Some(cause) => cause.failure(),
+                None => failure,
+            }
         })?;
         act.stack = Some(lease.stack().clone());
         let mut tails = Tails::from_now(lease.stack());
