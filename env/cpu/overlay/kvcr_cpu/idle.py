@@ -16,7 +16,8 @@ PROGRESS_CEILING_SECONDS = 0.05
 SCHEDULER_CEILING_SECONDS = 0.5
 # Where a loop cannot be woken by an event, the ceiling is a latency: keep it small.
 BLIND_CEILING_SECONDS = 0.005
-# NIXL's progress thread sleeps this long between polls (upstream: not at all, one core an agent).
+# NIXL's UCX progress thread waits for an event of UCX, at most this long, rounded up to whole milliseconds (upstream: not at all, one
+# core an agent).
 NIXL_PROGRESS_DELAY_MICROSECONDS = 1000
 # A reader of vLLM's shared-memory queue looks at the buffer this often for this long after each message, then waits for the writer's
 # notification, and looks again anyway after the last of the three. The writer's socket drops a notification that follows another
