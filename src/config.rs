@@ -1,7 +1,7 @@
 //! Profile, flags and `PHASE1_*` become one validated [`Config`].
 //!
 //! The only module that reads environment variables. Values come from a profile (`env/*.toml`),
-//! then variables, then flags; what each can be stands in one table ([`fields`]). Mistakes are
+//! then variables, then flags; what each can be stands in one table (`fields`). Mistakes are
 //! collected and said together, each with the line, variable or flag it came from.
 //!
 //! What the machine can do is not asked here: that is a gate's question.

@@ -2,7 +2,7 @@
 //!
 //! The last line of a failed engine says that something above failed; the first line that looks
 //! like an error is often a health check of ours. So the log is searched for the first line that
-//! is known to be a cause ([`table`]), then for the first exception, then for the first error
+//! is known to be a cause (`table`), then for the first exception, then for the first error
 //! that is not known noise. The way the process ended decides where the log is silent.
 
 mod table;
