@@ -186,15 +186,21 @@ fn gate(config: &Config, installed: &Result<Installed, Failure>) -> Decision {
     match installed {
         Ok(installed) => software::machine(config, installed),
         Err(failure) => {
-            let mut found = failure.clone();
-            let hint = found.hint.take();
+            // One sentence within another: its class and its expectation are the need's.
+            let found = match &failure.found {
+                Some(found) => format!("{}: {found}", failure.what),
+                None => failure.what.clone(),
+            };
             Decision::Gated {
                 need: match &config.profile.environment.lock {
                     Some(name) => format!("the locked environment `{name}`"),
                     None => "a Python with the stack installed".into(),
                 },
-                found: found.to_string(),
-                hint: hint.unwrap_or_else(|| "see `kvcr-phase1 doctor`".into()),
+                found,
+                hint: failure
+                    .hint
+                    .clone()
+                    .unwrap_or_else(|| "`kvcr-phase1 doctor` says more".into()),
             }
         }
     }
