@@ -1,6 +1,9 @@
 //! Finding a CPython that the lock was made for.
 
+use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -56,8 +59,34 @@ impl std::fmt::Display for Interpreter {
     }
 }
 
-/// Asks a program what it is; the error says why it is no interpreter.
+/// Asks a program what it is; the error says why it is no interpreter. Starting Python takes
+/// longer than everything else before an arm, so one process asks the same file once.
 pub(crate) fn ask(program: &Path) -> Result<Interpreter, String> {
+    type Answers = Mutex<HashMap<(PathBuf, u64, u64, i64, i64), Interpreter>>;
+    static ANSWERS: LazyLock<Answers> = LazyLock::new(Answers::default);
+
+    let Ok(found) = std::fs::metadata(program) else {
+        return ask_anew(program);
+    };
+    // A replaced program is another file, a rewritten one has another time.
+    let (dev, ino) = (found.dev(), found.ino());
+    let file = (
+        program.to_owned(),
+        dev,
+        ino,
+        found.mtime(),
+        found.mtime_nsec(),
+    );
+    let answers = || ANSWERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(known) = answers().get(&file) {
+        return Ok(known.clone());
+    }
+    let answer = ask_anew(program)?;
+    answers().insert(file, answer.clone());
+    Ok(answer)
+}
+
+fn ask_anew(program: &Path) -> Result<Interpreter, String> {
     let mut command = child::command(program);
     // Not `-I`: the engines see the user's site-packages too, so they count.
     command.args(["-c", QUESTION]).current_dir("/");
