@@ -22,6 +22,7 @@ pub mod launch;
 pub mod plan;
 pub mod prompt;
 pub mod reference;
+pub mod sim;
 pub mod snapshot;
 pub mod stack;
 pub mod telemetry;
