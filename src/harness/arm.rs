@@ -14,9 +14,9 @@ use crate::evidence::result::{ArmResult, Pin, SCHEMA};
 use crate::evidence::{ArmDir, host};
 use crate::failure::{Class, Failure};
 use crate::snapshot::{self, Comparison, PinKey, Pinned, Update};
+use crate::stack::deaths::Living;
 use crate::stack::lease::{self, Lease, LeaseRequest};
 use crate::stack::protocol::StackInfo;
-use crate::stack::wait::{self, Look};
 use crate::telemetry::logs;
 use crate::verdict::{Check, Outcome, Verdict};
 
@@ -102,6 +102,7 @@ impl Runner {
         })?;
         act.stack = Some(lease.stack().clone());
         let mut tails = Tails::from_now(lease.stack());
+        let living = Living::of(&lease);
 
         let model = &prepared.installed().model;
         let mut scene = Scene::set(&self.config, model, &lease, arm.name, dir.clone())?;
@@ -111,7 +112,7 @@ impl Runner {
         act.told.timings.lease = lease_wait;
         act.broken = match outcome {
             Ok(()) => lease.broken(),
-            Err(_) => Self::broken_after_failure(&lease),
+            Err(_) => living.broken(&lease),
         };
         tails.look(&mut act.told);
         dir.keep_logs(&lease.stack().logs);
@@ -141,18 +142,6 @@ impl Runner {
                 ),
             }
         })
-    }
-
-    /// Whether the stack broke under a story that failed. A dead worker is noticed by a request
-    /// and by the supervisor at about the same time, and a verdict on the request would blame the
-    /// product for it: so the supervisor gets a moment to say so first.
-    fn broken_after_failure(lease: &Lease) -> Option<Failure> {
-        const MOMENT: Duration = Duration::from_secs(3);
-        let look = || match lease.broken() {
-            Some(failure) => Look::<_, std::convert::Infallible>::Ready(failure),
-            None => Look::NotYet(String::new()),
-        };
-        wait::until_blocking(MOMENT, Duration::from_millis(50), look).ok()
     }
 
     /// Far above what any arm needs: single waits have deadlines with better words. The

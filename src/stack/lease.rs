@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::ended;
 use super::process::{Placement, Spawn};
 use super::protocol::{Ask, Mode, PROTOCOL, StackInfo, Tell, WorkerInfo};
 use super::state_dir::{StackDir, StateDir, unusable};
@@ -222,6 +223,9 @@ pub fn acquire(
     let mut patience = Patience::new(limit);
     let mut vanished = 0;
     while vanished < VANISH_MAX {
+        if let Some(failure) = ended::failure(&dir, &request.run_id) {
+            return Err(failure);
+        }
         let Some(stream) = connect(spec, &dir, &mut patience, report, cancel)? else {
             return Err(too_late(limit, "an earlier stack to stop"));
         };

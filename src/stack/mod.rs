@@ -16,7 +16,9 @@
 
 pub mod admin;
 pub mod cookie;
+pub mod deaths;
 pub mod devices;
+mod ended;
 pub mod inventory;
 pub mod lease;
 pub mod leftovers;

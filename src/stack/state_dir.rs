@@ -180,6 +180,11 @@ impl StackDir {
         self.0.join("state.json")
     }
 
+    /// Runs whose stack somebody stopped on purpose while they held it or waited for it.
+    pub fn ended_runs(&self) -> PathBuf {
+        self.0.join("ended-runs.json")
+    }
+
     /// The supervisor's log, which is also its standard output and error.
     pub fn log(&self) -> PathBuf {
         self.0.join("supervisor.log")

@@ -82,6 +82,20 @@ fn table() -> Vec<(Process, Stat)> {
         .collect()
 }
 
+/// The processes with these pids and all that descend from them.
+pub(super) fn families(roots: &BTreeSet<u32>) -> BTreeSet<Identity> {
+    let table = table();
+    let parents: HashMap<i32, i32> = table.iter().map(|(_, s)| (s.pid, s.ppid)).collect();
+    table
+        .iter()
+        .filter(|(_, stat)| alive(stat))
+        .map(|(_, stat)| Identity::from(stat))
+        .filter(|one| {
+            roots.contains(&one.pid) || roots.iter().any(|root| descends(&parents, one.pid, *root))
+        })
+        .collect()
+}
+
 /// What makes a process ours.
 #[derive(Clone, Debug)]
 pub struct Ours {

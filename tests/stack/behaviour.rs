@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use kvcr_phase1::failure::{Class, Failure};
 use kvcr_phase1::stack::admin::{self, Outcome};
+use kvcr_phase1::stack::deaths::Living;
 use kvcr_phase1::stack::lease::{Lease, LeaseRequest, acquire};
 use kvcr_phase1::stack::protocol::{Mode, WorkerInfo};
 use rustix::process::Signal;
@@ -41,6 +42,8 @@ promises![
     a_device_is_taken_over_from_a_killed_supervisor,
     a_stubborn_process_is_killed,
     a_life_is_limited,
+    a_stack_that_is_put_down_ends_its_runs,
+    a_death_is_heard_of_before_it_is_judged,
     down_and_status_tell_the_truth,
     down_cleans_up_after_a_dead_supervisor,
     nothing_inherits_our_pipes,
@@ -447,6 +450,36 @@ fn down_and_status_tell_the_truth() {
     assert!(world.status().is_none());
     assert_eq!(down(false), Outcome::Nothing);
     world.until_nothing_is_left();
+}
+
+fn a_stack_that_is_put_down_ends_its_runs() {
+    let world = World::new(&one());
+    let held = world.try_lease("first", "run", Mode::Exclusive).unwrap();
+    let mut waiting = world.client("second", Mode::Exclusive);
+    waiting.until("queued");
+    let downed = admin::down(&world.spec.state_dir, None, true).unwrap();
+    assert_eq!(downed[0].outcome, Outcome::Stopped);
+    // Neither who held it, nor who waited, nor the run's next arm brings it up again.
+    assert_eq!(held.broken().unwrap().class, Class::Inconclusive);
+    let said = waiting.until("failed");
+    assert!(said.contains("stopped under this run"), "{said}");
+    let next = world.try_lease("third", "run", Mode::Shared).unwrap_err();
+    assert_eq!(next.class, Class::Inconclusive);
+    assert!(next.to_string().contains("earlier in this run"), "{next}");
+    assert!(world.status().is_none());
+    // Another run may.
+    let other = world.try_lease("first", "another", Mode::Shared).unwrap();
+    assert_eq!(other.stack().generation, 2);
+}
+
+fn a_death_is_heard_of_before_it_is_judged() {
+    let world = World::new(&one());
+    let lease = world.lease();
+    let living = Living::of(&lease);
+    assert_eq!(living.broken(&lease), None);
+    kill(lease.stack().processes[0].pid);
+    let failure = living.broken(&lease).unwrap();
+    assert!(failure.to_string().contains("worker0"), "{failure}");
 }
 
 fn down_cleans_up_after_a_dead_supervisor() {

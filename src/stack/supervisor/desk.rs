@@ -305,6 +305,21 @@ impl Desk {
         }
     }
 
+    /// Somebody stops the stack on purpose. Whoever holds it or waits for it hears of it, and the
+    /// runs they belong to come back.
+    pub(super) fn put_down(&mut self, failure: &Failure) -> BTreeSet<String> {
+        let ids: Vec<ConnId> = self.queue.held().chain(self.queue.waiting()).collect();
+        let runs = ids
+            .into_iter()
+            .filter_map(|id| Some(self.lease(id)?.run_id.clone()))
+            .collect();
+        self.answer_waiting(&Tell::Failed {
+            failure: failure.clone(),
+        });
+        self.broken(failure);
+        runs
+    }
+
     /// The stack is not what it was. Those who wait read EOF and come again.
     pub(super) fn broken(&mut self, failure: &Failure) {
         for id in self.queue.held().collect::<Vec<_>>() {

@@ -18,6 +18,7 @@ use crate::launch::local::Started;
 use crate::plan::Group;
 use crate::stack::cookie::Mark;
 use crate::stack::devices::NotHad;
+use crate::stack::ended;
 use crate::stack::leftovers::Leftovers;
 use crate::stack::process;
 use crate::stack::protocol::{StackInfo, millis};
@@ -92,11 +93,13 @@ impl Supervisor<'_> {
                 Some(event) = self.events.recv() => match self.desk.hear(event) {
                     Some(Order::Status(id)) => self.tell_status(id, view),
                     Some(Order::Stop(id, why)) => {
+                        self.put_down(&why);
                         return Err(End::Stopped(Stop { reply: Some(id), why }));
                     }
                     _ => {}
                 },
                 why = asked_to_end(&mut self.terminate, &mut self.interrupt) => {
+                    self.put_down(why);
                     return Err(End::Stopped(Stop::because(why)));
                 }
             }
@@ -116,6 +119,14 @@ impl Supervisor<'_> {
             prepared.place.clone(),
             Duration::from_secs(self.spec.bring_up_seconds),
         )
+    }
+
+    /// Somebody stops the stack on purpose: its runs may not bring it up again.
+    fn put_down(&mut self, why: &str) {
+        let runs = self.desk.put_down(&ended::stopped(why));
+        if let Err(failure) = ended::remember(&self.dir, runs) {
+            log(&format!("the runs it ends: {failure}"));
+        }
     }
 
     /// From the first spawn until something ends the generation.
@@ -178,7 +189,7 @@ impl Supervisor<'_> {
                     }
                     Some(Order::Status(id)) => self.tell_status(id, view),
                     Some(Order::Stop(id, why)) => {
-                        self.desk.broken(&stopped_on_purpose(&why));
+                        self.put_down(&why);
                         return End::Stopped(Stop { reply: Some(id), why });
                     }
                     Some(Order::Start) | None => {}
@@ -187,11 +198,11 @@ impl Supervisor<'_> {
                 () = at(idle_at) => return End::Stopped(Stop::because("nobody needs the stack")),
                 () = at(Some(life_ends)) => {
                     let why = format!("max_lifetime of {} s is over", self.spec.max_lifetime_seconds);
-                    self.desk.broken(&stopped_on_purpose(&why));
+                    self.desk.broken(&ended::stopped(&why));
                     return End::Stopped(Stop::because(why));
                 }
                 why = asked_to_end(&mut self.terminate, &mut self.interrupt) => {
-                    self.desk.broken(&stopped_on_purpose(why));
+                    self.put_down(why);
                     return End::Stopped(Stop::because(why));
                 }
                 _ = self.children.recv() => process::reap_orphans(),
@@ -294,8 +305,4 @@ impl Supervisor<'_> {
             log(&format!("inventory: {failure}"));
         }
     }
-}
-
-fn stopped_on_purpose(why: &str) -> Failure {
-    Failure::inconclusive("the stack was stopped under the lease").found(why)
 }
