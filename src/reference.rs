@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::client::Observation;
 use crate::failure::{Class, Failure};
+use crate::hash;
 use crate::prompt::Prompt;
 use crate::snapshot::PinnedAnswer;
 use crate::verdict::Check;
@@ -109,6 +110,27 @@ impl Answer {
     }
 }
 
+/// How much the reference reused of each prompt of a sequence, asked in order under one salt.
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
+pub struct Reuse {
+    /// Tokens, by position in the sequence; `None` where it did not say.
+    pub reused: Vec<Option<u64>>,
+    /// What it generated each time.
+    pub tokens: Vec<Vec<String>>,
+}
+
+impl Reuse {
+    /// Names a sequence: equal prompts in equal order.
+    #[must_use]
+    pub fn key(prompts: &[&Prompt], max_tokens: u32) -> String {
+        let all: Vec<&str> = prompts
+            .iter()
+            .map(|prompt| prompt.sha256.as_str())
+            .collect();
+        format!("sequence-{}-{max_tokens}", hash::sha256(all.join(" ")))
+    }
+}
+
 /// Answers kept on disk for the life of one stack.
 #[derive(Clone, Debug)]
 pub struct Kept {
@@ -139,6 +161,21 @@ impl Kept {
     /// Environment, if the directory cannot be written.
     pub fn keep(&self, question: &Question, answer: &Answer) -> Result<(), Failure> {
         crate::evidence::write_json(&self.path(question), answer)
+    }
+
+    /// What was reused of the sequence `key`, if the reference of this stack was asked already.
+    #[must_use]
+    pub fn find_reuse(&self, key: &str) -> Option<Reuse> {
+        let bytes = std::fs::read(self.folder.join(format!("{key}.json"))).ok()?;
+        serde_json::from_slice(&bytes).ok()
+    }
+
+    /// Keeps what was reused.
+    ///
+    /// # Errors
+    /// Environment, if the directory cannot be written.
+    pub fn keep_reuse(&self, key: &str, reuse: &Reuse) -> Result<(), Failure> {
+        crate::evidence::write_json(&self.folder.join(format!("{key}.json")), reuse)
     }
 
     fn path(&self, question: &Question) -> PathBuf {

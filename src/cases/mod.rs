@@ -2,8 +2,11 @@
 //!
 //! How trials are listed, gated, timed and reported is `harness`'s.
 
+mod flow;
 pub mod scene;
 pub mod tc01_generation;
+pub mod tc02_local_dram;
+pub mod tc03_peer_transfer;
 
 use crate::engine::BoxFuture;
 use crate::failure::Failure;
@@ -47,7 +50,11 @@ impl std::fmt::Debug for Arm {
 }
 
 /// The cases of the first phase.
-pub const PHASE1: &[Case] = &[tc01_generation::CASE];
+pub const PHASE1: &[Case] = &[
+    tc01_generation::CASE,
+    tc02_local_dram::CASE,
+    tc03_peer_transfer::CASE,
+];
 
 #[cfg(test)]
 mod tests {

@@ -3,25 +3,27 @@
 //! Everything a story sees is written to its evidence on the way, and every wait on the product is
 //! timed, so that what remains is the harness's own share.
 
+mod counters;
+mod oracle;
+mod requests;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
-
-use crate::client::{Client, Completion, Observation};
-use crate::config::{Config, Profile};
+use crate::client::Client;
+use crate::config::Config;
 use crate::evidence::ArmDir;
 use crate::evidence::result::{RequestLine, Timings};
-use crate::failure::{Class, Failure};
+use crate::failure::Failure;
 use crate::geometry::Blocks;
 use crate::prompt::{Key, Prompt, Prompts};
-use crate::reference::{Answer, Kept, Question};
+use crate::reference::{Answer, Kept};
 use crate::stack::lease::Lease;
-use crate::stack::protocol::{StackInfo, WorkerInfo};
-use crate::telemetry::settle::{Settled, Settling, settle};
-use crate::telemetry::{Delta, Scraper, kvcr};
-use crate::verdict::{Check, Said};
+use crate::stack::protocol::StackInfo;
+use crate::telemetry::settle::Settled;
+use crate::telemetry::{Delta, Scraper};
+use crate::verdict::Check;
 
 /// Seconds for one page of counters; a stalled machine answers late, not never.
 const SCRAPE_DEADLINE: Duration = Duration::from_secs(60);
@@ -161,237 +163,21 @@ impl<'a> Scene<'a> {
             .fillers(self.key("filler"), count, length(tokens))
     }
 
+    /// `tokens` tokens, of which the first `keep` are those of `prefix`; `tail` tells several of
+    /// them apart.
+    #[must_use]
+    pub fn related(&self, prefix: &Prompt, keep: u64, tail: u64, tokens: u64) -> Prompt {
+        let keep = length(keep).min(prefix.tokens());
+        self.prompts
+            .extend(prefix, keep, tail, length(tokens).saturating_sub(keep))
+    }
+
     fn key<'k>(&self, label: &'k str) -> Key<'k> {
         Key {
             case: self.arm,
             arm: label,
             variant: 0,
         }
-    }
-
-    /// Sends `prompt` to one worker of the stack under test, and checks that this worker served it.
-    ///
-    /// # Errors
-    /// The request's failure, as the class that has to act.
-    pub async fn ask(
-        &mut self,
-        label: &str,
-        prompt: &Prompt,
-        worker: usize,
-    ) -> Result<Observation, Failure> {
-        let target = self.worker(worker)?;
-        let began = Instant::now();
-        let result = self
-            .send(label, prompt, &target, Some(self.salt.clone()))
-            .await;
-        self.told.timings.requests += millis(began);
-        let seen = result?;
-        self.told.requests.push(RequestLine {
-            label: label.to_owned(),
-            worker: target.process.clone(),
-            prompt_tokens: seen.prompt_tokens,
-            cached_tokens: seen.cached_tokens,
-            wall_ms: seen.wall_ms,
-        });
-        self.check(Check::equal(
-            format!("served_by_pinned_worker[{label}]"),
-            Class::Product,
-            &Some(target.instance_id),
-            &seen.served_by,
-        ));
-        Ok(seen)
-    }
-
-    async fn send(
-        &self,
-        label: &str,
-        prompt: &Prompt,
-        target: &WorkerInfo,
-        cache_salt: Option<String>,
-    ) -> Result<Observation, Failure> {
-        let max_tokens = self.config.profile.request.max_tokens;
-        fits(label, prompt, max_tokens, &self.config.profile)?;
-        let completion = Completion {
-            model: target.served_model.clone(),
-            prompt: prompt.input(),
-            max_tokens,
-            ignore_eos: true,
-            worker: Some(target.instance_id),
-            cache_salt,
-        };
-        let result = self.client.complete(&completion, label).await;
-        let answered = match &result {
-            Ok(seen) => json!({"observation": seen}),
-            Err(failure) => json!({"failure": failure.to_string()}),
-        };
-        self.dir.json(
-            &format!("requests/{}.json", file_name(&target.process, label)),
-            &json!({"asked": completion, "text": prompt.text, "sha256": prompt.sha256, "answered": answered}),
-        )?;
-        result.map_err(Failure::from)
-    }
-
-    /// What the KVCR-off engine answers to each prompt. Asks it twice where this stack has not
-    /// asked yet, and checks that it agrees with itself.
-    ///
-    /// # Errors
-    /// The reference could not be started or asked.
-    pub async fn reference(&mut self, prompts: &[(&str, &Prompt)]) -> Result<(), Failure> {
-        for (label, prompt) in prompts {
-            let question = Question {
-                label: (*label).to_owned(),
-                prompt: (*prompt).clone(),
-                max_tokens: self.config.profile.request.max_tokens,
-            };
-            let answer = match self.kept.find(&question) {
-                Some(answer) => answer,
-                None => self.ask_reference(&question).await?,
-            };
-            if answer.is_near_tie() {
-                self.told.notes.push(format!(
-                    "near tie in the reference of `{label}`: its first and second choice are {:.2e} apart",
-                    answer.smallest_top2_gap.unwrap_or_default()
-                ));
-            }
-            self.told.checks.push(answer.self_check(label));
-            self.told.answers.insert((*label).to_owned(), answer);
-        }
-        Ok(())
-    }
-
-    async fn ask_reference(&mut self, question: &Question) -> Result<Answer, Failure> {
-        let began = Instant::now();
-        let started = self.lease.reference().await;
-        self.told.timings.reference_start += millis(began);
-        let (reference, _) = started?;
-
-        let began = Instant::now();
-        let salt = Some(self.salt.clone());
-        let mut pair = Vec::with_capacity(2);
-        for state in ["cold", "warm"] {
-            let label = format!("{}.{state}", question.label);
-            pair.push(
-                self.send(&label, &question.prompt, &reference, salt.clone())
-                    .await,
-            );
-        }
-        self.told.timings.reference_requests += millis(began);
-        let [cold, warm] = <[_; 2]>::try_from(pair).expect("two states");
-        let answer = Answer::from_pair(&question.prompt, &cold?, &warm?);
-        self.kept.keep(question, &answer)?;
-        Ok(answer)
-    }
-
-    /// Checks that an answer is the reference's, token by token. Where the reference disagreed
-    /// with itself nothing can be said, and the check is Inconclusive.
-    pub fn answers_as_reference(&mut self, label: &str, seen: &Observation) {
-        let Some(reference) = self.told.answers.get(label) else {
-            self.check(Check::new(
-                format!("tokens_equal_reference[{}]", seen.label),
-                Class::Inconclusive,
-                false,
-                "an answer of the reference",
-                format_args!("none to `{label}`"),
-            ));
-            return;
-        };
-        let expected = Said {
-            text: &reference.answer.text,
-            tokens: &reference.answer.tokens,
-        };
-        let found = Said {
-            text: &seen.text,
-            tokens: &seen.tokens,
-        };
-        let check = Check::text_equal(
-            format!("tokens_equal_reference[{}]", seen.label),
-            Class::Product,
-            expected,
-            found,
-        )
-        .given(&reference.self_check(label));
-        self.check(check);
-    }
-
-    /// Tokens the reference itself reused when it was asked again.
-    #[must_use]
-    pub fn reference_reused(&self, label: &str) -> Option<u64> {
-        self.told.answers.get(label)?.reused_tokens
-    }
-
-    /// Reads every worker's counters once they stand still, and keeps the raw pages under `name`.
-    ///
-    /// # Errors
-    /// Inconclusive, if they do not settle.
-    pub async fn counters(&mut self, name: &str) -> Result<Counters, Failure> {
-        let urls: Vec<String> = self
-            .stack
-            .workers
-            .iter()
-            .map(|worker| worker.metrics_url.clone())
-            .collect();
-        let settling = Settling::idle(self.config.profile.kvcr.abandon_timeout_ms);
-        let began = Instant::now();
-        let settled = settle(&self.scraper, &urls, settling).await;
-        self.told.timings.settle += millis(began);
-        let settled = settled?;
-        for (worker, scrape) in self.stack.workers.iter().zip(&settled.scrapes) {
-            let file = format!("metrics/{}.prom", file_name(&worker.process, name));
-            self.dir.text(&file, &scrape.raw)?;
-        }
-        Ok(Counters(settled))
-    }
-
-    /// What the counters did since `before`; leaves a check for every invariant that broke.
-    ///
-    /// # Errors
-    /// Inconclusive, if they do not settle.
-    pub async fn since(&mut self, before: &Counters, name: &str) -> Result<Deltas, Failure> {
-        let after = self.counters(name).await?;
-        let deltas: Vec<Delta> = before
-            .0
-            .scrapes
-            .iter()
-            .zip(&after.0.scrapes)
-            .map(|(before, after)| Delta::between(&before.page, &after.page))
-            .collect();
-        for (worker, delta) in self.stack.workers.clone().iter().zip(&deltas) {
-            for failure in kvcr::invariants(delta, Some(self.blocks.bytes)) {
-                let mut check = Check::from(&failure);
-                check.name = format!("{}[{}.{name}]", check.name, worker.process);
-                self.check(check);
-            }
-            self.no_bad_endings(&worker.process, name, delta);
-        }
-        Ok(Deltas(deltas))
-    }
-
-    /// No transfer ended other than well.
-    fn no_bad_endings(&mut self, process: &str, name: &str, delta: &Delta) {
-        let check_name = format!("no_failed_transfer[{process}.{name}]");
-        let check = match kvcr::failures(delta) {
-            Ok(bad) if bad.is_empty() => {
-                Check::new(check_name, Class::Product, true, "none failed", "none")
-            }
-            Ok(bad) => {
-                let list: Vec<String> = bad.iter().map(ToString::to_string).collect();
-                Check::new(
-                    check_name,
-                    Class::Product,
-                    false,
-                    "none failed",
-                    list.join(", "),
-                )
-            }
-            Err(reading) => Check::new(
-                check_name,
-                Class::Inconclusive,
-                false,
-                "a readable count",
-                reading,
-            ),
-        };
-        self.check(check);
     }
 
     /// Leaves a check.
@@ -408,15 +194,6 @@ impl<'a> Scene<'a> {
     pub fn note(&mut self, text: impl Into<String>) {
         self.told.notes.push(text.into());
     }
-
-    fn worker(&self, index: usize) -> Result<WorkerInfo, Failure> {
-        self.stack.workers.get(index).cloned().ok_or_else(|| {
-            Failure::environment(format!("the arm needs worker {index}"))
-                .expected(format!("at least {} workers", index + 1))
-                .found(self.stack.workers.len())
-                .hint("set topology.workers in the profile")
-        })
-    }
 }
 
 fn blocks(config: &Config) -> Result<Blocks, Failure> {
@@ -430,23 +207,6 @@ fn blocks(config: &Config) -> Result<Blocks, Failure> {
             })
             .hint("use `--model-build dense`")
     })
-}
-
-/// A prompt that the engine must refuse is the profile's fault, not the product's.
-fn fits(label: &str, prompt: &Prompt, answer: u32, profile: &Profile) -> Result<(), Failure> {
-    let (wanted, room) = (
-        prompt.tokens() + answer as usize,
-        profile.engine.max_model_len,
-    );
-    if wanted <= room as usize {
-        return Ok(());
-    }
-    Err(
-        Failure::environment(format!("prompt `{label}` does not fit into a sequence"))
-            .expected(format!("engine.max_model_len of at least {wanted}"))
-            .found(room)
-            .hint("raise it (--max-model-len), or use smaller blocks (--block-tokens)"),
-    )
 }
 
 fn length(tokens: u64) -> usize {
@@ -468,29 +228,4 @@ fn file_name(process: &str, label: &str) -> String {
             }
         })
         .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::testing::cpu;
-
-    #[test]
-    fn a_prompt_that_is_too_long_is_the_profiles_fault() {
-        let profile = cpu(&["--max-model-len", "100", "--max-tokens", "16"]).profile;
-        let prompt = |tokens: usize| Prompt {
-            ids: vec![7; tokens],
-            text: String::new(),
-            sha256: String::new(),
-        };
-        assert_eq!(fits("long", &prompt(84), 16, &profile), Ok(()));
-        let text = fits("long", &prompt(85), 16, &profile)
-            .unwrap_err()
-            .to_string();
-        assert!(
-            text.starts_with("Environment: prompt `long` does not fit"),
-            "{text}"
-        );
-        assert!(text.contains("at least 101; found 100;"), "{text}");
-    }
 }

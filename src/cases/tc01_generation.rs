@@ -9,9 +9,8 @@ use super::scene::Scene;
 use super::{Arm, Case};
 use crate::client::Observation;
 use crate::engine::BoxFuture;
-use crate::failure::{Class, Failure};
+use crate::failure::Failure;
 use crate::stack::protocol::Mode;
-use crate::verdict::Check;
 
 mod judge;
 
@@ -73,7 +72,7 @@ fn cold<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
         for (label, prompt, worker) in asked {
             let seen = scene.ask(label, prompt, worker).await?;
             scene.answers_as_reference(label, &seen);
-            hit(scene, &seen, 0..=0);
+            scene.hit(&seen, 0..=0);
             stored[worker] += blocks.full(seen.prompt_tokens);
             computed[worker] += seen.prompt_tokens;
         }
@@ -94,14 +93,14 @@ fn warm_device<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure
 
         let first = scene.ask("cold", &prompt, 0).await?;
         scene.answers_as_reference("prompt", &first);
-        hit(scene, &first, 0..=0);
+        scene.hit(&first, 0..=0);
 
         let before = scene.counters("before").await?;
         let again = scene.ask("warm", &prompt, 0).await?;
         let deltas = scene.since(&before, "after").await?;
         scene.answers_as_reference("prompt", &again);
         let expected = scene.blocks().device_hit(again.prompt_tokens);
-        hit(scene, &again, expected..=expected);
+        scene.hit(&again, expected..=expected);
         as_the_reference_reuses(scene, "prompt", &again);
 
         let delta = deltas.worker(0);
@@ -118,15 +117,15 @@ fn warm_tier<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>>
 
         let first = scene.ask("cold", &prompt, 0).await?;
         scene.answers_as_reference("prompt", &first);
-        hit(scene, &first, 0..=0);
-        evict(scene).await?;
+        scene.hit(&first, 0..=0);
+        scene.evict(0, LONG_BLOCKS).await?;
 
         let before = scene.counters("before").await?;
         let again = scene.ask("warm", &prompt, 0).await?;
         let deltas = scene.since(&before, "after").await?;
         scene.answers_as_reference("prompt", &again);
         let expected = blocks.device_hit(again.prompt_tokens);
-        hit(scene, &again, expected..=expected);
+        scene.hit(&again, expected..=expected);
         as_the_reference_reuses(scene, "prompt", &again);
 
         let delta = deltas.worker(0);
@@ -155,16 +154,12 @@ fn boundary<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> 
         for (label, prompt) in &prompts {
             let first = scene.ask(&format!("{label}.cold"), prompt, 0).await?;
             scene.answers_as_reference(label, &first);
-            hit(scene, &first, 0..=0);
+            scene.hit(&first, 0..=0);
             let again = scene.ask(&format!("{label}.warm"), prompt, 0).await?;
             scene.answers_as_reference(label, &again);
             // A tier behind the device may also give the block that ends with the last token.
             let least = blocks.device_hit(again.prompt_tokens);
-            hit(
-                scene,
-                &again,
-                least..=blocks.offload_hit(again.prompt_tokens),
-            );
+            scene.hit(&again, least..=blocks.offload_hit(again.prompt_tokens));
             if again.cached_tokens != Some(least) {
                 scene.note(format!(
                     "`{label}`: {:?} of {} tokens were reported as cached, a KVCR-off engine reuses {least}",
@@ -177,68 +172,8 @@ fn boundary<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> 
     })
 }
 
-/// The hit that the engine itself reports lies in `range`.
-fn hit(scene: &mut Scene<'_>, seen: &Observation, range: std::ops::RangeInclusive<u64>) {
-    let name = format!("cached_tokens[{}]", seen.label);
-    let expected = if range.start() == range.end() {
-        format!("{} of {} tokens", range.start(), seen.prompt_tokens)
-    } else {
-        format!(
-            "{} to {} of {} tokens",
-            range.start(),
-            range.end(),
-            seen.prompt_tokens
-        )
-    };
-    scene.check(match seen.cached_tokens {
-        Some(cached) => Check::new(
-            name,
-            Class::Product,
-            range.contains(&cached),
-            expected,
-            format_args!("{cached} tokens"),
-        ),
-        None => Check::new(
-            name,
-            Class::Inconclusive,
-            false,
-            expected,
-            "no cached_tokens in the usage",
-        ),
-    });
-}
-
 /// KVCR may not claim more than the same engine reuses without it, nor less.
 fn as_the_reference_reuses(scene: &mut Scene<'_>, label: &str, seen: &Observation) {
     let reused = scene.reference_reused(label);
-    scene.check(Check::equal(
-        format!("hit_as_reference_reuses[{}]", seen.label),
-        if reused.is_some() {
-            Class::Product
-        } else {
-            Class::Inconclusive
-        },
-        &reused,
-        &seen.cached_tokens,
-    ));
-}
-
-/// Sends fillers to worker 0 until more blocks than its device cache and its host tier hold have
-/// gone through both. Whether that evicted the prompt is not believed but counted afterwards.
-async fn evict(scene: &mut Scene<'_>) -> Result<(), Failure> {
-    let blocks = scene.blocks();
-    let profile = &scene.config().profile;
-    let device = u64::from(profile.engine.device_blocks.unwrap_or(0));
-    let host = profile.kvcr.primary_bytes / blocks.bytes;
-    // Half of the longest sequence: long enough to be few, short enough for any device cache.
-    let filler = blocks.full(u64::from(profile.engine.max_model_len) / 2);
-    let count = (device.max(host) + LONG_BLOCKS).div_ceil(filler.max(1));
-    let fillers = scene.fillers(
-        usize::try_from(count).unwrap_or(usize::MAX),
-        scene.tokens(filler) + TAIL,
-    );
-    for (index, prompt) in fillers.iter().enumerate() {
-        scene.ask(&format!("filler{index}"), prompt, 0).await?;
-    }
-    Ok(())
+    scene.hit_as_reused(seen, reused);
 }

@@ -12,6 +12,7 @@ pub mod delta;
 pub mod kvcr;
 pub mod logs;
 pub mod page;
+pub mod router;
 pub mod settle;
 
 use serde::{Deserialize, Serialize};

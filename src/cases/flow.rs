@@ -1,0 +1,117 @@
+//! What a worker's counters must say when blocks flow in a certain way. Pure: a delta in, checks
+//! out. A story puts them together; several flows of one worker add up.
+
+use crate::failure::Class;
+use crate::geometry::Blocks;
+use crate::telemetry::kvcr::{CacheSource, Operation, PromptSource, Tier};
+use crate::telemetry::{Counted, Delta, kvcr};
+use crate::verdict::Check;
+
+const BYTES_TO_PEER: &str = "bytes_to_peer";
+
+/// How one worker's blocks and tokens must have moved between two pages. Every field is exact.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Flow {
+    /// Prompt tokens that were computed.
+    pub(super) computed: u64,
+    /// Prompt tokens that came from the device cache.
+    pub(super) device: u64,
+    /// Blocks that KVCR's own tier took in.
+    pub(super) stored: u64,
+    /// Blocks that KVCR's own tier gave to the engine.
+    pub(super) delivered: u64,
+    /// Blocks that a peer gave to the engine.
+    pub(super) fetched: u64,
+    /// Blocks that were written to a peer.
+    pub(super) written: u64,
+}
+
+impl Flow {
+    /// A check for every counter that has to do with the flow of `worker`.
+    pub(super) fn checks(self, worker: usize, delta: &Delta, blocks: Blocks) -> Vec<Check> {
+        let outside = self.delivered + self.fetched;
+        let claims: [(&str, u64, Counted); 12] = [
+            (
+                "tokens_computed",
+                self.computed,
+                kvcr::prompt_tokens(delta, PromptSource::LocalCompute),
+            ),
+            (
+                "tokens_from_device",
+                self.device,
+                kvcr::prompt_tokens(delta, PromptSource::LocalCacheHit),
+            ),
+            (
+                "tokens_from_outside",
+                blocks.tokens_of(outside),
+                kvcr::prompt_tokens(delta, PromptSource::ExternalKvTransfer),
+            ),
+            (
+                "tokens_from_host_tier",
+                0,
+                kvcr::cached_tokens(delta, CacheSource::Host),
+            ),
+            (
+                "blocks_stored",
+                self.stored,
+                kvcr::blocks(delta, Operation::LocalFill),
+            ),
+            (
+                "bytes_stored",
+                blocks.bytes_of(self.stored),
+                kvcr::write_bytes(delta, Tier::Kvcr),
+            ),
+            (
+                "blocks_delivered",
+                self.delivered,
+                kvcr::blocks(delta, Operation::LocalDeliver),
+            ),
+            (
+                "blocks_from_peer",
+                self.fetched,
+                kvcr::blocks(delta, Operation::RemoteDeliver),
+            ),
+            (
+                "blocks_fetched_into_pool",
+                0,
+                kvcr::blocks(delta, Operation::RemoteFetch),
+            ),
+            (
+                "bytes_delivered",
+                blocks.bytes_of(outside),
+                kvcr::read_bytes(delta, Tier::Kvcr),
+            ),
+            (
+                "blocks_to_peer",
+                self.written,
+                kvcr::blocks(delta, Operation::SourceWrite),
+            ),
+            (
+                BYTES_TO_PEER,
+                blocks.bytes_of(self.written),
+                kvcr::bytes(delta, Operation::SourceWrite),
+            ),
+        ];
+        claims
+            .into_iter()
+            .map(|(name, expected, counter)| {
+                let class = class(name, &counter, expected);
+                Check::counter_exactly(format!("{name}[worker{worker}]"), class, expected, &counter)
+            })
+            .collect()
+    }
+}
+
+/// The source's bytes come from NIXL's telemetry, whose errors KVCR swallows: blocks without a
+/// single byte are telemetry that is missing, not a mismatch.
+fn class(name: &str, counter: &Counted, expected: u64) -> Class {
+    let silent = counter.reading.exact() == Some(0);
+    if name == BYTES_TO_PEER && expected > 0 && silent {
+        Class::Inconclusive
+    } else {
+        Class::Product
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+//! Counters of the workers and of the router, read once they stand still.
+
+use std::time::{Duration, Instant};
+
+use super::{Counters, Deltas, Scene, file_name, millis};
+use crate::failure::{Class, Failure};
+use crate::telemetry::settle::{Settling, settle, wait_for};
+use crate::telemetry::{Delta, kvcr, router};
+use crate::verdict::Check;
+
+impl Scene<'_> {
+    /// Reads every worker's counters once they stand still, and keeps the raw pages under `name`.
+    ///
+    /// # Errors
+    /// Inconclusive, if they do not settle.
+    pub async fn counters(&mut self, name: &str) -> Result<Counters, Failure> {
+        let idle = Settling::idle(self.config.profile.kvcr.abandon_timeout_ms);
+        self.settled(name, idle).await
+    }
+
+    async fn settled(&mut self, name: &str, settling: Settling) -> Result<Counters, Failure> {
+        let urls: Vec<String> = self
+            .stack
+            .workers
+            .iter()
+            .map(|worker| worker.metrics_url.clone())
+            .collect();
+        let began = Instant::now();
+        let settled = settle(&self.scraper, &urls, settling).await;
+        self.told.timings.settle += millis(began);
+        let settled = settled?;
+        for (worker, scrape) in self.stack.workers.iter().zip(&settled.scrapes) {
+            let file = format!("metrics/{}.prom", file_name(&worker.process, name));
+            self.dir.text(&file, &scrape.raw)?;
+        }
+        Ok(Counters(settled))
+    }
+
+    /// What the counters did since `before`; leaves a check for every invariant that broke.
+    ///
+    /// # Errors
+    /// Inconclusive, if they do not settle.
+    pub async fn since(&mut self, before: &Counters, name: &str) -> Result<Deltas, Failure> {
+        let after = self.counters(name).await?;
+        Ok(self.between(before, &after, name))
+    }
+
+    /// The same, but the counters must also have stood still for longer than a transfer may take
+    /// to be given up: for the claim that nothing failed, not even late.
+    ///
+    /// # Errors
+    /// Inconclusive, if they do not settle.
+    pub async fn outlived(&mut self, before: &Counters, name: &str) -> Result<Deltas, Failure> {
+        let outliving = Settling::outliving(self.config.profile.kvcr.abandon_timeout_ms);
+        let after = self.settled(name, outliving).await?;
+        Ok(self.between(before, &after, name))
+    }
+
+    fn between(&mut self, before: &Counters, after: &Counters, name: &str) -> Deltas {
+        let deltas: Vec<Delta> = before
+            .0
+            .scrapes
+            .iter()
+            .zip(&after.0.scrapes)
+            .map(|(before, after)| Delta::between(&before.page, &after.page))
+            .collect();
+        for (worker, delta) in self.stack.workers.clone().iter().zip(&deltas) {
+            for failure in kvcr::invariants(delta, Some(self.blocks.bytes)) {
+                let mut check = Check::from(&failure);
+                check.name = format!("{}[{}.{name}]", check.name, worker.process);
+                self.check(check);
+            }
+            self.no_bad_endings(&worker.process, name, delta);
+        }
+        Deltas(deltas)
+    }
+
+    /// No transfer ended other than well.
+    fn no_bad_endings(&mut self, process: &str, name: &str, delta: &Delta) {
+        let check_name = format!("no_failed_transfer[{process}.{name}]");
+        let check = match kvcr::failures(delta) {
+            Ok(bad) if bad.is_empty() => {
+                Check::new(check_name, Class::Product, true, "none failed", "none")
+            }
+            Ok(bad) => {
+                let list: Vec<String> = bad.iter().map(ToString::to_string).collect();
+                Check::new(
+                    check_name,
+                    Class::Product,
+                    false,
+                    "none failed",
+                    list.join(", "),
+                )
+            }
+            Err(reading) => Check::new(
+                check_name,
+                Class::Inconclusive,
+                false,
+                "a readable count",
+                reading,
+            ),
+        };
+        self.check(check);
+    }
+
+    /// Stored blocks that the router has taken notice of so far.
+    ///
+    /// # Errors
+    /// Inconclusive, if its page cannot be read.
+    pub async fn router_events(&mut self) -> Result<u64, Failure> {
+        let url = self.router_page();
+        let scrape = self.scraper.scrape(&url).await.map_err(Failure::from)?;
+        Ok(router::stored_blocks(&scrape.page).unwrap_or(0))
+    }
+
+    /// Waits until the router has taken notice of `blocks` more stored blocks than `before`: only
+    /// then can it name their holder in a hint.
+    ///
+    /// # Errors
+    /// Product, if it does not in the time a request may take.
+    pub async fn router_knows(&mut self, before: u64, blocks: u64) -> Result<(), Failure> {
+        let url = self.router_page();
+        let deadline = Duration::from_secs(self.config.profile.request.deadline_seconds);
+        let began = Instant::now();
+        let known = wait_for(
+            &self.scraper,
+            &url,
+            "the router's notice of stored blocks",
+            deadline,
+            |page| {
+                let now = router::stored_blocks(page).unwrap_or(0);
+                if now >= before + blocks {
+                    Ok(())
+                } else {
+                    Err(format!("{} of {blocks} blocks", now.saturating_sub(before)))
+                }
+            },
+        )
+        .await;
+        self.told.timings.settle += millis(began);
+        known.map(drop)
+    }
+
+    fn router_page(&self) -> String {
+        format!("{}/metrics", self.stack.plan.frontend_url)
+    }
+}

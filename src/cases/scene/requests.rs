@@ -1,0 +1,255 @@
+//! Requests to the stack under test, and what each must say of itself.
+
+use std::ops::RangeInclusive;
+use std::time::Instant;
+
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use super::{Scene, file_name, millis};
+use crate::client::{Client, Completion, Observation};
+use crate::config::Profile;
+use crate::evidence::ArmDir;
+use crate::evidence::result::RequestLine;
+use crate::failure::{Class, Failure};
+use crate::prompt::Prompt;
+use crate::stack::protocol::WorkerInfo;
+use crate::verdict::Check;
+
+/// One request on its way, with all it needs: several can be under way at once.
+pub(super) struct Exchange {
+    client: Client,
+    dir: ArmDir,
+    label: String,
+    process: String,
+    prompt: Prompt,
+    completion: Completion,
+}
+
+impl Exchange {
+    /// Sends it, and writes down what was asked and answered.
+    pub(super) async fn carry_out(self) -> Result<Observation, Failure> {
+        let result = self.client.complete(&self.completion, &self.label).await;
+        let answered = match &result {
+            Ok(seen) => json!({"observation": seen}),
+            Err(failure) => json!({"failure": failure.to_string()}),
+        };
+        let file = format!("requests/{}.json", file_name(&self.process, &self.label));
+        let Prompt { text, sha256, .. } = &self.prompt;
+        self.dir.json(
+            &file,
+            &json!({"asked": self.completion, "text": text, "sha256": sha256, "answered": answered}),
+        )?;
+        result.map_err(Failure::from)
+    }
+}
+
+impl Scene<'_> {
+    /// Sends `prompt` to one worker of the stack under test, and checks that this worker served it.
+    ///
+    /// # Errors
+    /// The request's failure, as the class that has to act.
+    pub async fn ask(
+        &mut self,
+        label: &str,
+        prompt: &Prompt,
+        worker: usize,
+    ) -> Result<Observation, Failure> {
+        let seen = self.ask_together(&[(label, prompt, worker)]).await?;
+        seen.into_iter()
+            .next()
+            .ok_or_else(|| Failure::inconclusive(format!("`{label}` was not sent")))
+    }
+
+    /// Sends all of them at once: each (label, prompt, worker). Answers come in their order.
+    ///
+    /// # Errors
+    /// The first failure in that order; the others' answers are in the evidence.
+    pub async fn ask_together(
+        &mut self,
+        asked: &[(&str, &Prompt, usize)],
+    ) -> Result<Vec<Observation>, Failure> {
+        let mut targets = Vec::with_capacity(asked.len());
+        let mut under_way = JoinSet::new();
+        for (at, (label, prompt, worker)) in asked.iter().enumerate() {
+            let target = self.worker(*worker)?;
+            let exchange = self.exchange(label, prompt, &target, self.salt.clone())?;
+            targets.push(target);
+            under_way.spawn(async move { (at, exchange.carry_out().await) });
+        }
+        let began = Instant::now();
+        let mut results: Vec<Option<Result<Observation, Failure>>> = vec![None; asked.len()];
+        while let Some(done) = under_way.join_next().await {
+            let (at, result) = done
+                .map_err(|error| Failure::inconclusive("a request ended by itself").found(error))?;
+            results[at] = Some(result);
+        }
+        self.told.timings.requests += millis(began);
+        let mut all = Vec::with_capacity(asked.len());
+        for ((result, target), (label, ..)) in results.into_iter().zip(targets).zip(asked) {
+            let seen = result.ok_or_else(|| {
+                Failure::inconclusive(format!("`{label}` has neither an answer nor a failure"))
+            })??;
+            self.served(label, &target, &seen);
+            all.push(seen);
+        }
+        Ok(all)
+    }
+
+    fn served(&mut self, label: &str, target: &WorkerInfo, seen: &Observation) {
+        self.told.requests.push(RequestLine {
+            label: label.to_owned(),
+            worker: target.process.clone(),
+            prompt_tokens: seen.prompt_tokens,
+            cached_tokens: seen.cached_tokens,
+            wall_ms: seen.wall_ms,
+        });
+        self.check(Check::equal(
+            format!("served_by_pinned_worker[{label}]"),
+            Class::Product,
+            &Some(target.instance_id),
+            &seen.served_by,
+        ));
+    }
+
+    pub(super) fn exchange(
+        &self,
+        label: &str,
+        prompt: &Prompt,
+        target: &WorkerInfo,
+        cache_salt: String,
+    ) -> Result<Exchange, Failure> {
+        let max_tokens = self.config.profile.request.max_tokens;
+        fits(label, prompt, max_tokens, &self.config.profile)?;
+        Ok(Exchange {
+            client: self.client.clone(),
+            dir: self.dir.clone(),
+            label: label.to_owned(),
+            process: target.process.clone(),
+            completion: Completion {
+                model: target.served_model.clone(),
+                prompt: prompt.input(),
+                max_tokens,
+                ignore_eos: true,
+                worker: Some(target.instance_id),
+                cache_salt: Some(cache_salt),
+            },
+            prompt: prompt.clone(),
+        })
+    }
+
+    /// Checks that the hit which the engine itself reports lies in `range`, in tokens.
+    pub fn hit(&mut self, seen: &Observation, range: RangeInclusive<u64>) {
+        let name = format!("cached_tokens[{}]", seen.label);
+        let (least, most, all) = (range.start(), range.end(), seen.prompt_tokens);
+        let expected = if least == most {
+            format!("{least} of {all} tokens")
+        } else {
+            format!("{least} to {most} of {all} tokens")
+        };
+        self.check(match seen.cached_tokens {
+            Some(cached) => Check::new(
+                name,
+                Class::Product,
+                range.contains(&cached),
+                expected,
+                format_args!("{cached} tokens"),
+            ),
+            None => Check::new(
+                name,
+                Class::Inconclusive,
+                false,
+                expected,
+                "no cached_tokens in the usage",
+            ),
+        });
+    }
+
+    /// Checks that the hit is what the engine reused without KVCR: not more, and not less.
+    /// `reused` in tokens; where the reference did not say, the check is Inconclusive.
+    pub fn hit_as_reused(&mut self, seen: &Observation, reused: Option<u64>) {
+        let class = match reused {
+            Some(_) => Class::Product,
+            None => Class::Inconclusive,
+        };
+        self.check(Check::equal(
+            format!("hit_as_reference_reuses[{}]", seen.label),
+            class,
+            &reused,
+            &seen.cached_tokens,
+        ));
+    }
+
+    /// Pushes everything so far out of worker `index`'s device cache and host tier: sends fillers
+    /// until more blocks than either holds have gone through both. Whether that evicted a prompt
+    /// is not believed but counted afterwards. `spare` is what the story itself put there.
+    ///
+    /// # Errors
+    /// A filler's failure.
+    pub async fn evict(&mut self, index: usize, spare: u64) -> Result<(), Failure> {
+        let blocks = self.blocks;
+        let profile = &self.config.profile;
+        let device = u64::from(profile.engine.device_blocks.unwrap_or(0));
+        let host = profile.kvcr.primary_bytes / blocks.bytes;
+        // Half of the longest sequence: long enough to be few, short enough for any device cache.
+        let filler = blocks.full(u64::from(profile.engine.max_model_len) / 2);
+        let count = (device.max(host) + spare).div_ceil(filler.max(1));
+        let tokens = self.tokens(filler) + self.tokens(1) / 2;
+        let fillers = self.fillers(usize::try_from(count).unwrap_or(usize::MAX), tokens);
+        for (number, prompt) in fillers.iter().enumerate() {
+            self.ask(&format!("filler{number}"), prompt, index).await?;
+        }
+        Ok(())
+    }
+
+    fn worker(&self, index: usize) -> Result<WorkerInfo, Failure> {
+        self.stack.workers.get(index).cloned().ok_or_else(|| {
+            Failure::environment(format!("the arm needs worker {index}"))
+                .expected(format!("at least {} workers", index + 1))
+                .found(self.stack.workers.len())
+                .hint("set topology.workers in the profile")
+        })
+    }
+}
+
+/// A prompt that the engine must refuse is the profile's fault, not the product's.
+fn fits(label: &str, prompt: &Prompt, answer: u32, profile: &Profile) -> Result<(), Failure> {
+    let (wanted, room) = (
+        prompt.tokens() + answer as usize,
+        profile.engine.max_model_len,
+    );
+    if wanted <= room as usize {
+        return Ok(());
+    }
+    Err(
+        Failure::environment(format!("prompt `{label}` does not fit into a sequence"))
+            .expected(format!("engine.max_model_len of at least {wanted}"))
+            .found(room)
+            .hint("raise it (--max-model-len), or use smaller blocks (--block-tokens)"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::testing::cpu;
+
+    #[test]
+    fn a_prompt_that_is_too_long_is_the_profiles_fault() {
+        let profile = cpu(&["--max-model-len", "100", "--max-tokens", "16"]).profile;
+        let prompt = |tokens: usize| Prompt {
+            ids: vec![7; tokens],
+            text: String::new(),
+            sha256: String::new(),
+        };
+        assert_eq!(fits("long", &prompt(84), 16, &profile), Ok(()));
+        let text = fits("long", &prompt(85), 16, &profile)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.starts_with("Environment: prompt `long` does not fit"),
+            "{text}"
+        );
+        assert!(text.contains("at least 101; found 100;"), "{text}");
+    }
+}

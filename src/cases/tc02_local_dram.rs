@@ -1,0 +1,174 @@
+//! TC-02: what KVCR's own DRAM tier holds is found again, as far as the same engine could reuse it
+//! without KVCR: a whole prompt, a shared beginning, and nothing of a prompt it never saw.
+//!
+//! The expected hit is what the reference engine reuses when it is asked the same prompts in the
+//! same order; arithmetic only says which counters must follow from it.
+
+use super::flow::Flow;
+use super::scene::Scene;
+use super::{Arm, Case};
+use crate::engine::BoxFuture;
+use crate::failure::Failure;
+use crate::prompt::Prompt;
+use crate::stack::protocol::Mode;
+
+/// Blocks of a stored prompt.
+const BLOCKS: u64 = 8;
+/// Blocks that prompts with a shared beginning share.
+const SHARED: u64 = 5;
+
+/// The case.
+pub const CASE: Case = Case {
+    id: "tc02",
+    title: "local DRAM full flow",
+    arms: &[
+        Arm {
+            name: "tc02::full",
+            claim: "a stored prompt comes back from KVCR's own tier as far as the engine can reuse it, to the block and the byte",
+            mode: Mode::Exclusive,
+            story: full,
+        },
+        Arm {
+            name: "tc02::partial_prefix",
+            claim: "prompts that share a beginning with a stored one hit exactly the whole blocks they share",
+            mode: Mode::Exclusive,
+            story: partial_prefix,
+        },
+        Arm {
+            name: "tc02::absent",
+            claim: "a prompt that was never stored finds nothing, even if only one token of its first block differs",
+            mode: Mode::Exclusive,
+            story: absent,
+        },
+    ],
+};
+
+/// Length of a stored prompt: its last block is not full, so that a hit leaves something to do.
+fn stored_length(scene: &Scene<'_>) -> u64 {
+    scene.tokens(BLOCKS) + scene.tokens(1) / 2
+}
+
+fn full<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
+    Box::pin(async move {
+        let blocks = scene.blocks();
+        let prompt = scene.prompt("prompt", stored_length(scene));
+        scene.reference(&[("prompt", &prompt)]).await?;
+        let reused = scene
+            .reference_reuse(&[("prompt", &prompt), ("prompt", &prompt)])
+            .await?;
+
+        let before = scene.counters("before").await?;
+        let first = scene.ask("store", &prompt, 0).await?;
+        let stored = scene.since(&before, "stored").await?;
+        scene.answers_as_reference("prompt", &first);
+        scene.hit_as_reused(&first, reused[0]);
+        let flow = Flow {
+            computed: first.prompt_tokens,
+            stored: blocks.full(first.prompt_tokens),
+            ..Flow::default()
+        };
+        scene.checks(flow.checks(0, stored.worker(0), blocks));
+
+        scene.evict(0, BLOCKS).await?;
+        let before = scene.counters("evicted").await?;
+        let again = scene.ask("load", &prompt, 0).await?;
+        let loaded = scene.since(&before, "loaded").await?;
+        scene.answers_as_reference("prompt", &again);
+        scene.hit_as_reused(&again, reused[1]);
+        let hit = reused[1].unwrap_or(0);
+        let flow = Flow {
+            computed: again.prompt_tokens - hit,
+            delivered: blocks.full(hit),
+            ..Flow::default()
+        };
+        scene.checks(flow.checks(0, loaded.worker(0), blocks));
+        scene.checks(Flow::default().checks(1, loaded.worker(1), blocks));
+        Ok(())
+    })
+}
+
+fn partial_prefix<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
+    Box::pin(async move {
+        let blocks = scene.blocks();
+        let length = stored_length(scene);
+        // Around the end of a block: one token short of it, exactly it, one beyond.
+        let edges = ["one_short", "exact", "one_over"];
+        let pairs: Vec<(&str, Prompt, Prompt)> = edges
+            .iter()
+            .zip(blocks.boundary(SHARED))
+            .map(|(label, shared)| {
+                let stored = scene.prompt(label, length);
+                let asked = scene.related(&stored, shared, 0, length);
+                (*label, stored, asked)
+            })
+            .collect();
+        let questions: Vec<_> = pairs
+            .iter()
+            .map(|(label, _, asked)| (*label, asked))
+            .collect();
+        scene.reference(&questions).await?;
+        let mut reused = Vec::new();
+        for (label, stored, asked) in &pairs {
+            let sequence = [("stored", stored), (*label, asked)];
+            reused.push(scene.reference_reuse(&sequence).await?[1]);
+        }
+
+        for (label, stored, _) in &pairs {
+            scene.ask(&format!("{label}.store"), stored, 0).await?;
+        }
+        scene.evict(0, 3 * BLOCKS).await?;
+        let before = scene.counters("evicted").await?;
+        let mut flow = Flow::default();
+        for ((label, _, asked), reused) in pairs.iter().zip(&reused) {
+            let seen = scene.ask(label, asked, 0).await?;
+            scene.answers_as_reference(label, &seen);
+            scene.hit_as_reused(&seen, *reused);
+            let hit = reused.unwrap_or(0);
+            flow.computed += seen.prompt_tokens - hit;
+            flow.delivered += blocks.full(hit);
+            // What differs is new to the tier.
+            flow.stored += blocks.full(seen.prompt_tokens) - blocks.full(hit);
+        }
+        let loaded = scene.since(&before, "loaded").await?;
+        scene.checks(flow.checks(0, loaded.worker(0), blocks));
+        scene.checks(Flow::default().checks(1, loaded.worker(1), blocks));
+        Ok(())
+    })
+}
+
+fn absent<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
+    Box::pin(async move {
+        let blocks = scene.blocks();
+        let length = stored_length(scene);
+        let stored = scene.prompt("stored", length);
+        let never = scene.prompt("never_stored", length);
+        // Shares all but the last token of the first block.
+        let near = scene.related(&stored, scene.tokens(1) - 1, 1, length);
+        let asked = [("never_stored", &never), ("near", &near)];
+        scene.reference(&asked).await?;
+        let reused = scene
+            .reference_reuse(&[
+                ("stored", &stored),
+                ("never_stored", &never),
+                ("near", &near),
+            ])
+            .await?;
+
+        scene.ask("store", &stored, 0).await?;
+        scene.evict(0, BLOCKS).await?;
+        let before = scene.counters("evicted").await?;
+        let mut flow = Flow::default();
+        for ((label, prompt), reused) in asked.into_iter().zip(&reused[1..]) {
+            let seen = scene.ask(label, prompt, 0).await?;
+            scene.answers_as_reference(label, &seen);
+            scene.hit(&seen, 0..=0);
+            scene.hit_as_reused(&seen, *reused);
+            flow.computed += seen.prompt_tokens;
+            flow.stored += blocks.full(seen.prompt_tokens);
+        }
+        let asked = scene.since(&before, "asked").await?;
+        scene.checks(flow.checks(0, asked.worker(0), blocks));
+        scene.checks(Flow::default().checks(1, asked.worker(1), blocks));
+        Ok(())
+    })
+}
