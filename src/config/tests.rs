@@ -460,6 +460,31 @@ fn every_embedded_profile_is_valid() {
 }
 
 #[test]
+fn the_default_profile_is_replaced_only_where_nobody_names_what_runs() {
+    let chosen = |vars: &[(&str, &str)], args: &[&str]| {
+        let mut env = FakeEnv::new([]).cwd("/work");
+        for (name, value) in vars {
+            env = env.var_set(name, value);
+        }
+        let config = load_choosing(own(args).unwrap(), &env, |config| {
+            assert_eq!(config.profile_name, "cpu");
+            Some("sim")
+        });
+        config.unwrap().profile_name
+    };
+    assert_eq!(chosen(&[], &[]), "sim");
+    assert_eq!(chosen(&[], &["--workers", "3"]), "sim");
+    assert_eq!(chosen(&[], &["--profile", "cpu"]), "cpu");
+    assert_eq!(chosen(&[("PHASE1_PROFILE", "cpu")], &[]), "cpu");
+    assert_eq!(chosen(&[("PHASE1_PYTHON", "/py")], &[]), "cpu");
+    assert_eq!(chosen(&[], &["--model-path", "/m"]), "cpu");
+    // The simulated stack has no etcd, and somebody wants one.
+    assert_eq!(chosen(&[], &["--discovery", "etcd"]), "cpu");
+    let none = load_choosing(own(&[]).unwrap(), &FakeEnv::new([]), |_| None);
+    assert_eq!(none.unwrap().profile_name, "cpu");
+}
+
+#[test]
 fn every_field_of_the_simulated_stack_is_settable() {
     let base = sim(&[]);
     for field in profile_fields().filter(|field| field.name().starts_with("sim.")) {

@@ -10,10 +10,12 @@ use super::arm::{self, Runner};
 use super::interrupt::Cause;
 use super::{CONTRACT, FAILED, INTERRUPTED, select, software, table};
 use crate::cases::{Arm, Case};
+use crate::config::profile::EngineKind;
 use crate::config::{Config, UsageError};
 use crate::environment::{self, progress};
 use crate::evidence::result::{ArmResult, Pin};
 use crate::evidence::write_json;
+use crate::sim::NOTICE;
 use crate::snapshot;
 use crate::terminal;
 use crate::verdict::Outcome;
@@ -24,6 +26,8 @@ struct RunDocument<'a> {
     schema: u32,
     run_id: &'a str,
     profile: &'a str,
+    /// `sim`: nothing is proven of the product.
+    engine: EngineKind,
     /// Of the whole run, milliseconds.
     wall: f64,
     /// Installing or finding the software, milliseconds.
@@ -138,6 +142,7 @@ fn conclude(runner: &Runner, results: &[ArmResult], began: Instant, software: f6
         schema: 1,
         run_id: &runner.config.run_id,
         profile: &runner.config.profile_name,
+        engine: runner.config.profile.engine.kind,
         wall,
         software,
         harness_share: if wall > 0.0 { own / wall } else { 0.0 },
@@ -163,5 +168,8 @@ fn conclude(runner: &Runner, results: &[ArmResult], began: Instant, software: f6
             "the stack stays warm for {} s; `kvcr-phase1 down` stops it now",
             runner.config.profile.stack.keep_seconds
         );
+    }
+    if runner.config.profile.engine.kind.is_simulated() {
+        println!("{NOTICE}");
     }
 }

@@ -25,8 +25,9 @@ pub fn verdicts(results: &[ArmResult], width: u16) -> String {
             .iter()
             .filter(|check| check.held)
             .count();
+        let mark = if result.engine.is_simulated() { "[sim] " } else { "" };
         table.add_row([
-            result.name.clone(),
+            format!("{mark}{}", result.name),
             result.verdict.outcome.to_string(),
             format!("{held}/{}", result.verdict.checks.len()),
             reason(result).unwrap_or_default(),
