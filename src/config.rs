@@ -158,11 +158,7 @@ pub fn load_choosing(
     Ok(chosen.and_then(Result::ok).unwrap_or(config))
 }
 
-fn load_by_default(
-    own: OwnArgs,
-    env: &dyn EnvSource,
-    default: &str,
-) -> Result<Config, UsageError> {
+fn load_by_default(own: OwnArgs, env: &dyn EnvSource, default: &str) -> Result<Config, UsageError> {
     let mut problems = Vec::new();
     let given = Given::collect(own, env, &mut problems);
     let here = env.current_dir();

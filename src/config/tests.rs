@@ -499,9 +499,18 @@ fn every_field_of_the_simulated_stack_is_settable() {
         assert_eq!(with(&[], &again).unwrap().profile, by_flag.profile);
     }
     let faults = sim(&["--sim-faults", "corrupt_block@worker1#2 swap_blocks"]);
-    let faults: Vec<String> = faults.profile.sim.faults.iter().map(ToString::to_string).collect();
+    let faults: Vec<String> = faults
+        .profile
+        .sim
+        .faults
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     assert_eq!(faults, ["corrupt_block@worker1#2", "swap_blocks"]);
-    assert_eq!(sim(&["--sim-start-us", "5"]).profile.sim.latency().start_us, 5);
+    assert_eq!(
+        sim(&["--sim-start-us", "5"]).profile.sim.latency().start_us,
+        5
+    );
 }
 
 #[test]
@@ -548,7 +557,10 @@ fn what_the_simulated_stack_has_not_is_refused_in_words() {
     assert!(why.contains("env/cpu.toml:9: environment.lock: "), "{why}");
     assert!(why.contains("model.build: "), "{why}");
     let why = refused(&["--profile", "sim", "--device", "cuda"]);
-    assert!(why.contains("the simulated stack uses none but cpu"), "{why}");
+    assert!(
+        why.contains("the simulated stack uses none but cpu"),
+        "{why}"
+    );
 }
 
 proptest! {

@@ -204,7 +204,9 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let link = place.path().join("link");
         std::os::unix::fs::symlink(place.path(), &link).unwrap();
-        let text = of_run(&link, "r", "cpu", BTreeMap::new).unwrap_err().to_string();
+        let text = of_run(&link, "r", "cpu", BTreeMap::new)
+            .unwrap_err()
+            .to_string();
         assert!(text.contains("cannot be trusted"), "{text}");
         assert!(text.contains("--state-dir"), "{text}");
     }
@@ -250,10 +252,16 @@ mod tests {
     fn another_profile_than_was_listed_is_drift() {
         let state = tempfile::tempdir().unwrap();
         let gates = of_run(state.path(), "r", "sim", || one(Decision::Runnable)).unwrap();
-        assert_eq!(drift(&gates, "tc01::cold", "sim", &Decision::Runnable), None);
+        assert_eq!(
+            drift(&gates, "tc01::cold", "sim", &Decision::Runnable),
+            None
+        );
         let failure = drift(&gates, "tc01::cold", "cpu", &Decision::Runnable).unwrap();
         let text = failure.to_string();
-        assert!(text.contains("listed with another profile; expected sim (decided "), "{text}");
+        assert!(
+            text.contains("listed with another profile; expected sim (decided "),
+            "{text}"
+        );
         assert!(text.contains("found cpu"), "{text}");
     }
 

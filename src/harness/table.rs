@@ -25,7 +25,11 @@ pub fn verdicts(results: &[ArmResult], width: u16) -> String {
             .iter()
             .filter(|check| check.held)
             .count();
-        let mark = if result.engine.is_simulated() { "[sim] " } else { "" };
+        let mark = if result.engine.is_simulated() {
+            "[sim] "
+        } else {
+            ""
+        };
         table.add_row([
             format!("{mark}{}", result.name),
             result.verdict.outcome.to_string(),

@@ -76,8 +76,8 @@ mod tests {
     use super::super::{Group, Process, render};
     use super::*;
     use crate::config::testing::{cpu, sim};
-    use crate::sim::settings::{Settings, VARIABLE};
     use crate::failure::Class;
+    use crate::sim::settings::{Settings, VARIABLE};
 
     #[test]
     fn the_cpu_profile_is_as_pinned() {
@@ -125,14 +125,27 @@ mod tests {
             assert_eq!(settings.process, process.name);
             assert_eq!(settings.seed, 9);
             assert_eq!(settings.faults, config.profile.sim.faults);
-            assert_eq!(settings.faults_file.unwrap(), std::path::Path::new("/scratch/faults"));
+            assert_eq!(
+                settings.faults_file.unwrap(),
+                std::path::Path::new("/scratch/faults")
+            );
         }
         let real = canonical(&cpu(&[]), &installed()).unwrap();
-        assert!(real.processes.iter().all(|it| !it.env.contains_key(VARIABLE)));
+        assert!(
+            real.processes
+                .iter()
+                .all(|it| !it.env.contains_key(VARIABLE))
+        );
         let nobody = sim(&["--sim-faults", "corrupt_block@worker7"]);
         let text = canonical(&nobody, &simulated()).unwrap_err().to_string();
-        assert!(text.contains("corrupt_block@worker7 would be told by nobody"), "{text}");
-        assert!(text.contains("frontend, reference, worker0, worker1"), "{text}");
+        assert!(
+            text.contains("corrupt_block@worker7 would be told by nobody"),
+            "{text}"
+        );
+        assert!(
+            text.contains("frontend, reference, worker0, worker1"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -52,14 +52,14 @@ fn tell_settings(config: &Config, bindings: &Bindings, plan: &mut Plan) -> Resul
         (!names.contains(process)).then_some(switch)
     });
     if let Some(switch) = elsewhere {
-        return Err(Failure::environment(format!(
-            "sim.faults: {switch} would be told by nobody"
-        ))
-        .expected(format!(
-            "a process of the plan: {}",
-            names.into_iter().collect::<Vec<_>>().join(", ")
-        ))
-        .hint("correct --sim-faults"));
+        return Err(
+            Failure::environment(format!("sim.faults: {switch} would be told by nobody"))
+                .expected(format!(
+                    "a process of the plan: {}",
+                    names.into_iter().collect::<Vec<_>>().join(", ")
+                ))
+                .hint("correct --sim-faults"),
+        );
     }
     for process in &mut plan.processes {
         let settings = Settings {

@@ -115,9 +115,7 @@ fn tell(state: &Path, which: &Which, switches: &[Switch]) -> Result<(), Failure>
 fn honest(state: &Path, which: &Which) -> Result<(), Failure> {
     let (status, file) = running(state, which)?;
     match std::fs::remove_file(&file) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(unusable(&file, &error))
-        }
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(unusable(&file, &error)),
         _ => {
             println!(
                 "{} tells only what its profile says (simulated stack)",
@@ -173,11 +171,14 @@ mod tests {
         let text = catalogue(400);
         assert_eq!(text.lines().count(), CATALOGUE.len() + 1);
         for entry in CATALOGUE {
-            let line = text.lines().find(|line| {
-                line.split_whitespace().next() == Some(entry.name)
-            });
+            let line = text
+                .lines()
+                .find(|line| line.split_whitespace().next() == Some(entry.name));
             let line = line.unwrap_or_else(|| panic!("no {}", entry.name));
-            assert!(line.contains(entry.what) && line.contains(entry.source), "{line}");
+            assert!(
+                line.contains(entry.what) && line.contains(entry.source),
+                "{line}"
+            );
         }
     }
 

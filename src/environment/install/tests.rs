@@ -116,7 +116,13 @@ esac"#
     }
 
     fn directory(installed: &Installed) -> PathBuf {
-        installed.program.path().ancestors().nth(3).unwrap().to_owned()
+        installed
+            .program
+            .path()
+            .ancestors()
+            .nth(3)
+            .unwrap()
+            .to_owned()
     }
 }
 

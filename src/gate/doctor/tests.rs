@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::config::profile::{DeviceKind, DiscoveryBackend};
-use crate::environment::{Package, Program};
 use crate::environment::preflight::PackageReport;
+use crate::environment::{Package, Program};
 use crate::gate::needs::tests::facts;
 use crate::gate::needs::{Need, of_profile};
 use crate::gate::skew::tests::probe;
