@@ -26,11 +26,13 @@ pub enum SimCommand {
         /// name[@process][#times], for example corrupt_block@worker1#2.
         #[arg(required = true, value_name = "FAULT")]
         switches: Vec<Switch>,
+        /// Which stack.
         #[command(flatten)]
         which: Which,
     },
     /// Tell the running simulated stack only what its profile says.
     Honest {
+        /// Which stack.
         #[command(flatten)]
         which: Which,
     },
