@@ -286,3 +286,23 @@ fn failed(failure: &Failure) -> ExitCode {
     eprintln!("{failure}");
     ExitCode::from(FAILED)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(simulated: bool) -> String {
+        let status = serde_json::json!({
+            "state": "ready", "fingerprint": "abcd", "generation": 3, "profile": "mine.toml",
+            "simulated": simulated, "supervisor_pid": 1, "leases": [], "queued": [],
+            "idle_stop_in_seconds": null, "frontend_url": null, "failure": null, "processes": [],
+        });
+        describe_status(&serde_json::from_value(status).unwrap())
+    }
+
+    #[test]
+    fn the_status_of_a_simulated_stack_says_so_whatever_its_profile_is_called() {
+        assert!(status(true).contains(NOTICE));
+        assert!(!status(false).contains(NOTICE));
+    }
+}

@@ -194,4 +194,59 @@ mod tests {
         assert!(text.contains("no simulated stack runs"), "{text}");
         assert!(text.contains("begins with ab"), "{text}");
     }
+
+    /// As a supervisor leaves it: its lock held, its last word in a file.
+    fn up(state: &Path, fingerprint: &str, simulated: bool) -> std::fs::File {
+        let dir = StateDir::open(state).unwrap().stack(fingerprint).unwrap();
+        let lock = dir.try_lock().unwrap().unwrap();
+        let status = serde_json::json!({
+            "state": "ready", "fingerprint": fingerprint, "generation": 3, "profile": "sim",
+            "simulated": simulated, "supervisor_pid": 1, "leases": [], "queued": [],
+            "idle_stop_in_seconds": null, "frontend_url": null, "failure": null,
+            "processes": [{"name": "worker0", "pid": 1, "start_ticks": 1, "log": "/log"}],
+        });
+        std::fs::write(dir.state(), status.to_string()).unwrap();
+        std::fs::create_dir_all(dir.scratch(3)).unwrap();
+        lock
+    }
+
+    #[test]
+    fn a_stack_that_runs_is_told_to_lie_and_to_stop() {
+        let state = tempfile::tempdir().unwrap();
+        let any = Which { fingerprint: None };
+        let _real = up(state.path(), "ffff", false);
+        let _one = up(state.path(), "abcd", true);
+        let file = plan::faults_file(
+            &StateDir::open(state.path())
+                .unwrap()
+                .stack("abcd")
+                .unwrap()
+                .scratch(3),
+        );
+        let switches = |text: &str| vec![text.parse::<Switch>().unwrap()];
+        tell(state.path(), &any, &switches("corrupt_block@worker0#2")).unwrap();
+        tell(state.path(), &any, &switches("swap_blocks@reference")).unwrap();
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert_eq!(text, "swap_blocks@reference\n");
+        assert_eq!(
+            super::super::fault::parse_file(&text).unwrap(),
+            switches(text.trim())
+        );
+        let failure = tell(state.path(), &any, &switches("swap_blocks@worker7")).unwrap_err();
+        assert!(failure.to_string().contains("told by nobody"), "{failure}");
+        for _ in 0..2 {
+            honest(state.path(), &any).unwrap();
+            assert!(!file.exists());
+        }
+
+        let _other = up(state.path(), "abff", true);
+        let text = honest(state.path(), &any).unwrap_err().to_string();
+        assert!(text.contains("several simulated stacks run"), "{text}");
+        assert!(text.contains("--fingerprint"), "{text}");
+        let which = Which {
+            fingerprint: Some("abc".into()),
+        };
+        tell(state.path(), &which, &switches("corrupt_block")).unwrap();
+        assert!(file.exists());
+    }
 }
