@@ -383,3 +383,16 @@ pub fn message(result: &ArmResult) -> Option<String> {
     }
     Some(text)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::testing::simulated;
+
+    /// It answers the same on every machine, so one pin serves all.
+    #[test]
+    fn a_pin_of_the_simulated_stack_holds_everywhere() {
+        assert_eq!(engine_name(&simulated()), format!("sim-{SEMANTICS}"));
+        assert_eq!(device_class(&simulated()), "any");
+    }
+}
