@@ -66,6 +66,10 @@ pub fn run(
             return Ok(ExitCode::from(CONTRACT));
         }
     };
+    let engine = config.profile.engine.kind;
+    if engine.is_simulated() {
+        eprintln!("{NOTICE}");
+    }
     let mut reporter = progress::reporter();
     let prepared = environment::ensure(&config.profile, &config.paths.cache, reporter.as_mut())
         .and_then(|installed| software::prepare(&config, installed));
@@ -98,12 +102,12 @@ pub fn run(
         match runner.run(arm, progress::reporter().as_mut()) {
             Ok(result) => {
                 if let Some(message) = arm::message(&result) {
-                    eprintln!("{}: {message}", arm.name);
+                    eprintln!("{}: {message}", table::marked(engine, arm.name));
                 }
                 results.push(result);
             }
             Err(failure) => {
-                eprintln!("{}: {failure}", arm.name);
+                eprintln!("{}: {failure}", table::marked(engine, arm.name));
                 return Ok(ExitCode::from(FAILED));
             }
         }
@@ -129,11 +133,12 @@ fn conclude(runner: &Runner, results: &[ArmResult], began: Instant, software: f6
         if let Pin::Missing { name } = &result.pin {
             println!(
                 "{}: no pinned reference {name}.snap (see CONTRIBUTING.md)",
-                result.name
+                table::marked(result.engine, &result.name)
             );
         }
         for note in &result.notes {
-            println!("{}: note: {note}", result.name);
+            let name = table::marked(result.engine, &result.name);
+            println!("{name}: note: {note}");
         }
     }
     let wall = began.elapsed().as_secs_f64() * 1000.0;

@@ -2,6 +2,7 @@
 
 use comfy_table::{ContentArrangement, Table, presets};
 
+use crate::config::profile::EngineKind;
 use crate::evidence::result::ArmResult;
 
 /// One row an arm: name, verdict, what did not hold, seconds. `width` columns at most.
@@ -25,13 +26,8 @@ pub fn verdicts(results: &[ArmResult], width: u16) -> String {
             .iter()
             .filter(|check| check.held)
             .count();
-        let mark = if result.engine.is_simulated() {
-            "[sim] "
-        } else {
-            ""
-        };
         table.add_row([
-            format!("{mark}{}", result.name),
+            marked(result.engine, &result.name),
             result.verdict.outcome.to_string(),
             format!("{held}/{}", result.verdict.checks.len()),
             reason(result).unwrap_or_default(),
@@ -39,6 +35,15 @@ pub fn verdicts(results: &[ArmResult], width: u16) -> String {
         ]);
     }
     table.to_string()
+}
+
+/// The name of an arm, marked where the simulated stack was judged.
+#[must_use]
+pub fn marked(engine: EngineKind, name: &str) -> String {
+    match engine {
+        EngineKind::Vllm => name.to_owned(),
+        EngineKind::Sim => format!("[sim] {name}"),
+    }
 }
 
 /// Why an arm did not pass, in one line.

@@ -133,7 +133,9 @@ fn a_run_says_that_it_is_simulated_wherever_it_says_anything() {
         .command(&["run", arm, "--profile", "sim"])
         .var("PHASE1_STATE_DIR", &file)
         .said();
-    run.fails(101, &[&format!("stack:    {NOTICE}")]);
+    let failed = format!("[sim] {arm}: Environment: ");
+    run.fails(101, &[&failed, &format!("stack:    {NOTICE}")]);
+    assert!(run.err.starts_with(NOTICE), "{run:?}");
     assert!(run.out.contains(&format!("[sim] {arm}")), "{run:?}");
     assert_eq!(run.out.trim_end().lines().last(), Some(NOTICE), "{run:?}");
     let latest = place.path("runs/latest");
