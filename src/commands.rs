@@ -14,6 +14,7 @@ use crate::gate;
 use crate::harness::interrupt::{Cause, Interrupt};
 use crate::harness::{FAILED, run, software};
 use crate::plan;
+use crate::sim::NOTICE;
 use crate::stack::admin;
 use crate::stack::lease::{self, LeaseRequest};
 use crate::stack::protocol::{Mode, StackInfo, Status};
@@ -61,6 +62,9 @@ fn bring_up(config: &Config, detach: bool) -> Result<(), Failure> {
     };
     drop(reporter);
     println!("{}", describe(lease.stack()));
+    if spec.simulated {
+        println!("{NOTICE}");
+    }
     if detach {
         println!(
             "warm for {} s without use; `kvcr-phase1 down` stops it now",
@@ -140,6 +144,9 @@ fn describe_status(status: &Status) -> String {
         "{} (profile {}): {}, generation {}, supervisor {}",
         status.fingerprint, status.profile, status.state, status.generation, status.supervisor_pid
     );
+    if status.simulated {
+        text += &format!("\n  {NOTICE}");
+    }
     if let Some(url) = &status.frontend_url {
         text += &format!("\n  front door  {url}");
     }
@@ -200,7 +207,12 @@ pub fn render(config: &Config, json: bool) -> ExitCode {
             Ok(text) => println!("{text}"),
             Err(error) => return failed(&Failure::environment("no JSON").found(error)),
         },
-        Ok(plan) => print!("{}", plan::render(&plan)),
+        Ok(plan) => {
+            if config.profile.engine.kind.is_simulated() {
+                println!("# {NOTICE}");
+            }
+            print!("{}", plan::render(&plan));
+        }
         Err(failure) => return failed(&failure),
     }
     ExitCode::SUCCESS
@@ -273,4 +285,24 @@ fn recorded(config: &Config, what: &str) -> Result<(PathBuf, ArmResult), UsageEr
 fn failed(failure: &Failure) -> ExitCode {
     eprintln!("{failure}");
     ExitCode::from(FAILED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(simulated: bool) -> String {
+        let status = serde_json::json!({
+            "state": "ready", "fingerprint": "abcd", "generation": 3, "profile": "mine.toml",
+            "simulated": simulated, "supervisor_pid": 1, "leases": [], "queued": [],
+            "idle_stop_in_seconds": null, "frontend_url": null, "failure": null, "processes": [],
+        });
+        describe_status(&serde_json::from_value(status).unwrap())
+    }
+
+    #[test]
+    fn the_status_of_a_simulated_stack_says_so_whatever_its_profile_is_called() {
+        assert!(status(true).contains(NOTICE));
+        assert!(!status(false).contains(NOTICE));
+    }
 }

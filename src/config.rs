@@ -32,7 +32,7 @@ use draft::{Draft, Origin};
 use fields::{FIELDS, Field, PREFIX, Place};
 use source::Source;
 
-/// The profile that is used when none is asked for.
+/// The profile that is used when none is asked for, unless [`load_choosing`] has another.
 const DEFAULT_PROFILE: &str = "cpu";
 
 /// A wrong flag, field, variable or case: exit code 2, before anything runs.
@@ -131,12 +131,40 @@ impl Config {
 
 /// Puts profile, variables and flags together.
 pub fn load(own: OwnArgs, env: &dyn EnvSource) -> Result<Config, UsageError> {
+    load_by_default(own, env, DEFAULT_PROFILE)
+}
+
+/// The same; but where nobody names a profile, nor the software or model to run, `choose` may
+/// replace the default one after a look at what it comes to. A choice that contradicts an
+/// override is dropped.
+pub fn load_choosing(
+    own: OwnArgs,
+    env: &dyn EnvSource,
+    choose: impl FnOnce(&Config) -> Option<&'static str>,
+) -> Result<Config, UsageError> {
+    const SOFTWARE: &[&str] = &["environment.", "model.build", "model.path", "engine.kind"];
+    let named = Given::collect(own.clone(), env, &mut Vec::new())
+        .0
+        .iter()
+        .any(|over| {
+            let name = over.field.name();
+            name == "profile" || SOFTWARE.iter().any(|known| name.starts_with(known))
+        });
+    let config = load(own.clone(), env)?;
+    if named {
+        return Ok(config);
+    }
+    let chosen = choose(&config).map(|name| load_by_default(own, env, name));
+    Ok(chosen.and_then(Result::ok).unwrap_or(config))
+}
+
+fn load_by_default(own: OwnArgs, env: &dyn EnvSource, default: &str) -> Result<Config, UsageError> {
     let mut problems = Vec::new();
     let given = Given::collect(own, env, &mut problems);
     let here = env.current_dir();
     let defaults = paths::defaults(env);
 
-    let profile_name = given.text("profile").unwrap_or(DEFAULT_PROFILE);
+    let profile_name = given.text("profile").unwrap_or(default);
     let source = source::find(profile_name, &defaults.root, &here).map_err(|why| {
         problems.push(match given.last("profile") {
             Some(over) => format!("{}: {why}", over.origin),

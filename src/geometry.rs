@@ -8,6 +8,7 @@ use std::num::NonZeroU32;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Profile;
+use crate::sim::model::Shape;
 
 /// The shape of one layer's keys and values, and how many layers there are.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -40,7 +41,19 @@ fn built(kind: &str, dtype: &str) -> Option<DenseKv> {
             head_dim: 64,
             element_bytes,
         }),
+        "sim" => Some(simulated(Shape::DENSE, element_bytes)),
+        // The attention page; the state pages are padded to its size.
+        "sim-hybrid" => Some(simulated(Shape::HYBRID, element_bytes)),
         _ => None,
+    }
+}
+
+fn simulated(shape: Shape, element_bytes: u32) -> DenseKv {
+    DenseKv {
+        layers: shape.layers,
+        kv_heads: shape.kv_heads,
+        head_dim: shape.head_dim,
+        element_bytes,
     }
 }
 
@@ -135,7 +148,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::config::testing::cpu;
+    use crate::config::testing::{cpu, sim};
 
     fn tiny(dtype: &str) -> Blocks {
         Blocks::of(&cpu(&["--dtype", dtype]).profile).unwrap()
@@ -157,6 +170,17 @@ mod tests {
             assert_eq!(blocks.offload_hit(prompt), offload, "{prompt}");
         }
         assert_eq!(blocks.boundary(9), [575, 576, 577]);
+    }
+
+    #[test]
+    fn a_block_of_a_simulated_model_is_its_page() {
+        for (build, shape) in [("sim", Shape::DENSE), ("sim-hybrid", Shape::HYBRID)] {
+            for (dtype, element) in [("float32", 4), ("bfloat16", 2)] {
+                let profile = sim(&["--model-build", build, "--dtype", dtype]).profile;
+                let page = shape.page_bytes(profile.engine.block_tokens, element);
+                assert_eq!(Blocks::of(&profile).unwrap().bytes, page as u64);
+            }
+        }
     }
 
     #[test]

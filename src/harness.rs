@@ -10,6 +10,7 @@
 //! 130 interrupted.
 
 pub mod arm;
+mod default_profile;
 pub mod interrupt;
 pub mod run;
 pub mod select;
@@ -29,6 +30,7 @@ use crate::config::{self, Config, ProcessEnv, UsageError};
 use crate::environment::{self, Installed, progress};
 use crate::failure::Failure;
 use crate::gate::{Decision, needs, store};
+use crate::sim::{self, NOTICE};
 use crate::snapshot;
 use crate::stack::{admin, supervisor};
 use arm::Runner;
@@ -49,11 +51,12 @@ pub fn main(cases: &'static [Case]) -> ExitCode {
     let mut args = std::env::args_os();
     let program = args.next().unwrap_or_else(|| "phase1".into());
     let args: Vec<OsString> = args.collect();
-    if args
-        .first()
-        .is_some_and(|first| first == supervisor::SUPERVISE)
-    {
+    let first = args.first();
+    if first.is_some_and(|first| first == supervisor::SUPERVISE) {
         return supervisor::main(args.into_iter().skip(1), &software::build);
+    }
+    if first.is_some_and(|first| first == sim::SIMULATE) {
+        return sim::main(args.into_iter().skip(1));
     }
     match trials(cases, program, args, began) {
         Ok(code) => code,
@@ -78,7 +81,8 @@ fn trials(
     let mut libtest = Arguments::from_iter(std::iter::once(program).chain(rest));
     // One conversation with the stack at a time; more would only queue for the lease.
     libtest.test_threads.get_or_insert(1);
-    let config = config::load(own, &ProcessEnv)?;
+    let config = default_profile::load(own, &ProcessEnv)?;
+    let simulated = config.profile.engine.kind.is_simulated();
     let arms: Vec<&'static Arm> = cases.iter().flat_map(|case| case.arms).collect();
     if let Some(filter) = &libtest.filter {
         select::known(&arms, std::slice::from_ref(filter), libtest.exact)?;
@@ -100,7 +104,13 @@ fn trials(
         .map(|arm| (arm.name.to_owned(), gate.clone()))
         .collect();
     let gates = if config.under_nextest {
-        store::of_run(&config.paths.state, &config.run_id, || decisions.clone()).map(Some)
+        store::of_run(
+            &config.paths.state,
+            &config.run_id,
+            &config.profile_name,
+            || decisions.clone(),
+        )
+        .map(Some)
     } else {
         Ok(None)
     };
@@ -119,6 +129,7 @@ fn trials(
         began: Mutex::new(Some(began)),
     });
 
+    let runner_under_nextest = runner.config.under_nextest;
     let trials: Vec<Trial> = arms
         .iter()
         .map(|arm| {
@@ -127,22 +138,28 @@ fn trials(
             let now = gate.clone();
             let required = needs::required(&runner.config.require, arm.name);
             let stored = gates.clone();
-            Trial::test(arm.name, move || {
-                if let Some(gates) = stored.map_err(Failed::from)?
-                    && let Some(drift) = store::drift(&gates, arm.name, &now)
+            let trial = Trial::test(arm.name, move || {
+                let failed = |failure: Failure| failed(simulated, &failure);
+                if let Some(gates) = stored.map_err(failed)?
+                    && let profile = &runner.config.profile_name
+                    && let Some(drift) = store::drift(&gates, arm.name, profile, &now)
                 {
-                    return Err(drift.into());
+                    return Err(failed(drift));
                 }
                 // Reached only where somebody insisted: a required arm, or --run-ignored.
                 if let Some(failure) = now.insisted_failure(arm.name, required) {
-                    return Err(failure.into());
+                    return Err(failed(failure));
                 }
                 let result = runner
                     .run(arm, progress::reporter().as_mut())
-                    .map_err(Failed::from)?;
+                    .map_err(failed)?;
                 arm::message(&result).map_or(Ok(()), |message| Err(message.into()))
             })
-            .with_ignored_flag(matches!(gate, Decision::Gated { .. }) && !required)
+            .with_ignored_flag(matches!(gate, Decision::Gated { .. }) && !required);
+            match simulated && !libtest.list && !runner_under_nextest {
+                true => marked(trial),
+                false => trial,
+            }
         })
         .collect();
 
@@ -166,6 +183,9 @@ fn trials(
     if list {
         return Ok(conclusion.exit_code());
     }
+    if simulated {
+        eprintln!("harness: {NOTICE}");
+    }
     if runner.interrupt.cause() == Some(Cause::Interrupt) {
         stop(&runner);
         return Ok(ExitCode::from(INTERRUPTED));
@@ -178,6 +198,25 @@ fn trials(
         return Ok(ExitCode::from(CONTRACT));
     }
     Ok(conclusion.exit_code())
+}
+
+/// The message of a trial that ended early.
+fn failed(simulated: bool, failure: &Failure) -> Failed {
+    match simulated {
+        true => format!("{failure}\n  stack:    {NOTICE}").into(),
+        false => failure.into(),
+    }
+}
+
+/// Marks the trial's line as one of the simulated stack. Not while listing, nor under nextest:
+/// there the kind would become part of the name. A filter, `--exact` too, still takes the name
+/// alone.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "only in a plain run, in which nobody reads names back"
+)]
+fn marked(trial: Trial) -> Trial {
+    trial.with_kind("sim")
 }
 
 /// Whether any arm can run at all: the software is there, and the machine can do what a stack of
@@ -194,6 +233,9 @@ fn gate(config: &Config, installed: &Result<Installed, Failure>) -> Decision {
             Decision::Gated {
                 need: match &config.profile.environment.lock {
                     Some(name) => format!("the locked environment `{name}`"),
+                    None if config.profile.engine.kind.is_simulated() => {
+                        "this program and a place for its simulated model".into()
+                    }
                     None => "a Python with the stack installed".into(),
                 },
                 found,

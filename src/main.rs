@@ -10,8 +10,9 @@ use kvcr_phase1::config::{self, Config, Foreign, ProcessEnv, UsageError};
 use kvcr_phase1::environment::cli::EnvCommand;
 use kvcr_phase1::gate::cli::DoctorArgs;
 use kvcr_phase1::harness::{USAGE, run, software};
+use kvcr_phase1::sim::cli::SimCommand;
 use kvcr_phase1::stack::supervisor;
-use kvcr_phase1::{commands, environment};
+use kvcr_phase1::{commands, environment, sim};
 
 /// End-to-end tests for KVCR deployed with Dynamo, an engine and NIXL.
 #[derive(Debug, Parser)]
@@ -57,6 +58,9 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// The simulated stack: which lies it can tell, and telling it to.
+    #[command(subcommand)]
+    Sim(SimCommand),
     /// Run one recorded arm again: the same profile, the same prompts.
     Replay {
         /// RUN/CASE: latest/tc01::cold, or a path to a result.json.
@@ -67,11 +71,12 @@ enum Command {
 fn main() -> ExitCode {
     let began = Instant::now();
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    if args
-        .first()
-        .is_some_and(|first| first == supervisor::SUPERVISE)
-    {
+    let first = args.first();
+    if first.is_some_and(|first| first == supervisor::SUPERVISE) {
         return supervisor::main(args.into_iter().skip(1), &software::build);
+    }
+    if first.is_some_and(|first| first == sim::SIMULATE) {
+        return sim::main(args.into_iter().skip(1));
     }
     match dispatch(args, began) {
         Ok(code) => code,
@@ -117,6 +122,7 @@ fn carry_out(command: Command, config: Config, began: Instant) -> Result<ExitCod
             environment::cli::cli(&command, &config.profile, &config.paths.cache)
         }
         Command::Render { json } => commands::render(&config, json),
+        Command::Sim(command) => sim::cli::cli(&command, &config.paths.state),
         Command::Replay { what } => commands::replay(&config, &what, began)?,
     })
 }

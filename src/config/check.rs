@@ -6,7 +6,7 @@
 
 use super::Profile;
 use super::draft::Draft;
-use super::profile::DeviceKind;
+use super::profile::{DeviceKind, DiscoveryBackend, EngineKind};
 use crate::engine::vllm::reserved;
 use crate::geometry::Blocks;
 
@@ -18,6 +18,7 @@ pub(super) fn check(profile: &Profile, draft: &Draft) -> Vec<String> {
     };
     check.texts(profile);
     check.alternatives(profile);
+    check.simulation(profile);
     check.devices(profile);
     check.geometry(profile);
     check.times(profile);
@@ -60,21 +61,21 @@ impl Check<'_> {
 
     fn alternatives(&mut self, profile: &Profile) {
         let environment = &profile.environment;
-        let pairs = [
-            (
-                "environment.lock",
-                environment.lock.is_some(),
-                "environment.python",
-                environment.python.is_some(),
-            ),
-            (
-                "model.build",
-                profile.model.build.is_some(),
-                "model.path",
-                profile.model.path.is_some(),
-            ),
-        ];
-        for (one, has_one, other, has_other) in pairs {
+        let software = (
+            "environment.lock",
+            environment.lock.is_some(),
+            "environment.python",
+            environment.python.is_some(),
+        );
+        let model = (
+            "model.build",
+            profile.model.build.is_some(),
+            "model.path",
+            profile.model.path.is_some(),
+        );
+        // The simulated stack is this program: there is nothing to choose.
+        let software = Some(software).filter(|_| !profile.engine.kind.is_simulated());
+        for (one, has_one, other, has_other) in software.into_iter().chain([model]) {
             match (has_one, has_other) {
                 (true, true) => {
                     let there = self.draft.origin(one);
@@ -85,6 +86,57 @@ impl Check<'_> {
                 }
                 (false, false) => self.say(one, format!("missing; say it, or {other}")),
                 _ => {}
+            }
+        }
+    }
+
+    /// What only the simulated stack has, and what it has not.
+    fn simulation(&mut self, profile: &Profile) {
+        let build = profile.model.build.as_deref();
+        let simulated = build.is_some_and(|build| build.starts_with("sim"));
+        match profile.engine.kind {
+            EngineKind::Vllm => {
+                for path in self.draft.given_below("sim") {
+                    self.say(
+                        path,
+                        "only the simulated stack has it; use --profile sim (engine.kind sim)",
+                    );
+                }
+                if let (true, Some(build)) = (simulated, build) {
+                    self.say(
+                        "model.build",
+                        format!("{build} is a model of the simulated stack; vllm needs dense, or model.path"),
+                    );
+                }
+            }
+            EngineKind::Sim => {
+                for path in self.draft.given_below("environment") {
+                    self.say(
+                        path,
+                        "the simulated stack is this program, and nothing is installed for it; leave it out (--profile sim does)",
+                    );
+                }
+                if let Some(build) = build.filter(|_| !simulated) {
+                    self.say(
+                        "model.build",
+                        format!("the simulated stack has no weights, found {build}; use sim or sim-hybrid"),
+                    );
+                }
+                if self.draft.given("model.path") {
+                    self.say(
+                        "model.path",
+                        "the simulated stack has no weights; use --model-build sim or sim-hybrid",
+                    );
+                }
+                if profile.engine.device != DeviceKind::Cpu {
+                    self.say("engine.device", "the simulated stack uses none but cpu");
+                }
+                if profile.discovery.backend == DiscoveryBackend::Etcd {
+                    self.say(
+                        "discovery.backend",
+                        "the simulated stack registers in files only; use file",
+                    );
+                }
             }
         }
     }

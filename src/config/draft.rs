@@ -180,6 +180,21 @@ impl Draft {
         }
     }
 
+    /// Whether somebody said `path`, in whatever way.
+    pub(super) fn given(&self, path: &str) -> bool {
+        self.values.contains_key(path)
+    }
+
+    /// Paths below `section.` that somebody said.
+    pub(super) fn given_below(&self, section: &str) -> Vec<&'static str> {
+        let inside = |path: &str| {
+            path.strip_prefix(section)
+                .is_some_and(|rest| rest.starts_with('.'))
+        };
+        let paths = self.values.keys().copied();
+        paths.filter(|path| inside(path)).collect()
+    }
+
     /// The values as one document.
     pub(super) fn document(&self) -> toml::Table {
         let mut root = toml::Table::new();

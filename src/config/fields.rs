@@ -113,6 +113,10 @@ const U64: Kind = Kind::Integer {
 };
 
 const SECONDS: Kind = Kind::Integer { max: YEAR };
+// What a process of the simulated stack takes its time for, so hours are more than enough.
+const MICROSECONDS: Kind = Kind::Integer {
+    max: 24 * 3600 * 1_000_000,
+};
 const MILLISECONDS: Kind = Kind::Integer { max: 1000 * YEAR };
 
 use Presence::{Defaulted, Optional, Required};
@@ -133,7 +137,7 @@ pub(super) const FIELDS: &[Field] = &[
     either(field("environment.lock", "lock", Kind::Text, Optional, "locked environment that the harness installs"), "environment.python"),
     either(field("environment.python", "python", Kind::Path, Optional, "an interpreter of yours, used as it is, instead of a lock"), "environment.lock"),
     field("environment.overlay", "overlay", Kind::Switch, Defaulted, "put the harness's overlay on the import path"),
-    field("engine.kind", "engine", Kind::Choice(&["vllm"]), Required, "which engine"),
+    field("engine.kind", "engine", Kind::Choice(&["vllm", "sim"]), Required, "which engine; sim stands in for the whole stack and proves the harness only"),
     field("engine.device", "device", Kind::Choice(&["cpu", "cuda"]), Required, "what the engine computes on"),
     field("engine.dtype", "dtype", Kind::Choice(&["float32", "bfloat16", "float16"]), Required, "number format of weights and KV cache"),
     field("engine.block_tokens", "block-tokens", U32, Required, "tokens in one KV block"),
@@ -142,7 +146,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("engine.gpu_memory_utilization", "gpu-memory-utilization", Kind::Fraction, Optional, "share of device memory, 0 to 1 (CUDA only)"),
     field("engine.env", "engine-env", Kind::Pairs, Defaulted, "extra environment of the engines: 'A=1 B=\"x y\"'"),
     field("engine.args", "engine-args", Kind::Words, Defaulted, "extra arguments of the engines, as shell words"),
-    either(field("model.build", "model-build", Kind::Choice(&["dense"]), Optional, "tiny random model that the harness builds"), "model.path"),
+    either(field("model.build", "model-build", Kind::Choice(&["dense", "sim", "sim-hybrid"]), Optional, "tiny random model that the harness builds; the sim ones for engine sim"), "model.path"),
     either(field("model.path", "model-path", Kind::Path, Optional, "directory with weights and tokenizer, instead of a built model"), "model.build"),
     field("model.served_name", "served-name", Kind::Text, Required, "model name that clients ask for"),
     field("kvcr.primary_bytes", "primary-bytes", U64, Required, "bytes of the engine's own host tier, which stages KVCR's"),
@@ -162,6 +166,15 @@ pub(super) const FIELDS: &[Field] = &[
     field("stack.max_lifetime_seconds", "max-lifetime", SECONDS, Defaulted, "hard limit of one stack's life, in seconds"),
     field("request.deadline_seconds", "deadline", SECONDS, Defaulted, "seconds until a request is given up"),
     field("request.max_tokens", "max-tokens", U32, Defaulted, "tokens to generate"),
+    field("sim.seed", "sim-seed", U64, Defaulted, "simulated stack: what its weights follow from"),
+    field("sim.faults", "sim-faults", Kind::Faults, Defaulted, "simulated stack: lies from the start, name[@process][#times]"),
+    field("sim.start_us", "sim-start-us", MICROSECONDS, Defaulted, "simulated stack: microseconds until a worker is healthy"),
+    field("sim.prefill_token_us", "sim-prefill-token-us", MICROSECONDS, Defaulted, "simulated stack: microseconds to compute a prompt token"),
+    field("sim.load_block_us", "sim-load-block-us", MICROSECONDS, Defaulted, "simulated stack: microseconds to load a block from a tier"),
+    field("sim.transfer_block_us", "sim-transfer-block-us", MICROSECONDS, Defaulted, "simulated stack: microseconds to move a block between processes"),
+    field("sim.decode_token_us", "sim-decode-token-us", MICROSECONDS, Defaulted, "simulated stack: microseconds to generate a token"),
+    field("sim.lease_us", "sim-lease-us", MICROSECONDS, Defaulted, "simulated stack: microseconds until a dead worker is no longer listed"),
+    field("sim.promotion_us", "sim-promotion-us", MICROSECONDS, Defaulted, "simulated stack: microseconds until a Guard serves"),
 ];
 
 /// The row of a flag (without dashes).

@@ -8,6 +8,8 @@ use std::net::IpAddr;
 use toml::Value;
 use toml::de::DeValue;
 
+use crate::sim::fault::Switch;
+
 /// One hour: what `--keep 1` and `PHASE1_KEEP=1` mean.
 const HOUR: i64 = 3600;
 
@@ -45,6 +47,8 @@ pub(super) enum Kind {
     Words,
     /// Variables with values; as text, `A=1 B='x y'`.
     Pairs,
+    /// Faults of the simulated stack; as text, separated by commas or spaces.
+    Faults,
 }
 
 impl Kind {
@@ -61,6 +65,7 @@ impl Kind {
             Self::Indices => "a list of integers".to_owned(),
             Self::Names | Self::Words => "a list of texts".to_owned(),
             Self::Pairs => "a table of texts".to_owned(),
+            Self::Faults => "a list of faults (`kvcr-phase1 sim faults`)".to_owned(),
         }
     }
 
@@ -79,6 +84,7 @@ impl Kind {
             Self::Names => "=NAME,..",
             Self::Words => "=WORDS",
             Self::Pairs => "=K=V..",
+            Self::Faults => "=FAULT,..",
         }
     }
 
@@ -134,6 +140,12 @@ impl Kind {
                 })
                 .collect::<Result<toml::Table, _>>()
                 .map(Value::Table),
+            Self::Faults => text
+                .split([',', ' '])
+                .filter(|part| !part.is_empty())
+                .map(fault)
+                .collect::<Result<_, _>>()
+                .map(Value::Array),
         }
     }
 
@@ -166,6 +178,14 @@ impl Kind {
                     .collect::<Result<_, _>>()
                     .map(Value::Array)
             }
+            (Self::Faults, DeValue::Array(items)) => items
+                .iter()
+                .map(|item| match item.get_ref() {
+                    DeValue::String(text) => fault(text),
+                    _ => Err(found()),
+                })
+                .collect::<Result<_, _>>()
+                .map(Value::Array),
             (Self::Names | Self::Words, DeValue::Array(items)) => items
                 .iter()
                 .map(|item| Self::Text.accept(item.get_ref()))
@@ -195,6 +215,11 @@ impl Kind {
             Err(format!("expected {}, found {text:?}", self.expected()))
         }
     }
+}
+
+fn fault(text: &str) -> Result<Value, String> {
+    let switch: Switch = text.parse()?;
+    Ok(Value::String(switch.to_string()))
 }
 
 fn integer(number: i128, max: u64) -> Result<i64, String> {
@@ -231,7 +256,7 @@ mod tests {
 
     #[test]
     fn text_that_does_not_fit_says_what_would() {
-        let cases: [(Kind, &str, &str); 9] = [
+        let cases: [(Kind, &str, &str); 10] = [
             (BYTE, "x", r#"expected an integer, found "x""#),
             (BYTE, "256", "expected an integer from 0 to 255, found 256"),
             (BYTE, "-1", "expected an integer from 0 to 255, found -1"),
@@ -257,6 +282,11 @@ mod tests {
                 r#"expected shell words, found a quote without an end in "'""#,
             ),
             (Kind::Pairs, "A", r#"expected NAME=VALUE, found "A""#),
+            (
+                Kind::Faults,
+                "swap_blocks,corupt_block",
+                r#"no fault is called "corupt_block"; the nearest is corrupt_block"#,
+            ),
         ];
         for (kind, text, message) in cases {
             assert_eq!(kind.parse(text).unwrap_err(), message);
@@ -286,6 +316,7 @@ mod tests {
             Kind::Names,
             Kind::Words,
             Kind::Pairs,
+            Kind::Faults,
         ])
     }
 

@@ -9,13 +9,17 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::sim::fault::Switch;
+use crate::sim::settings::Latency;
+
 /// A whole profile. Unknown fields are refused.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     /// One line for people.
     pub title: String,
-    /// Which software runs.
+    /// Which software runs; the simulated stack has none but this program.
+    #[serde(default)]
     pub environment: Environment,
     /// How the engine is launched.
     pub engine: Engine,
@@ -40,6 +44,9 @@ pub struct Profile {
     /// Limits of one request.
     #[serde(default)]
     pub request: Request,
+    /// What the simulated stack does beside its command lines; absent for a real one.
+    #[serde(default, skip_serializing_if = "Sim::is_default")]
+    pub sim: Sim,
 }
 
 /// Which software runs: a locked environment of ours, or an interpreter that the user has.
@@ -57,12 +64,32 @@ pub struct Environment {
     pub overlay: bool,
 }
 
+impl Default for Environment {
+    fn default() -> Self {
+        Self {
+            lock: None,
+            python: None,
+            overlay: yes(),
+        }
+    }
+}
+
 /// Which engine.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineKind {
     /// vLLM behind `dynamo.vllm`.
     Vllm,
+    /// The simulated stack: processes of this program in place of every real one.
+    Sim,
+}
+
+impl EngineKind {
+    /// Whether it stands in for the product, so that nothing is proven of it.
+    #[must_use]
+    pub fn is_simulated(self) -> bool {
+        self == Self::Sim
+    }
 }
 
 /// What the engine computes on.
@@ -107,7 +134,8 @@ pub struct Engine {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// A tiny random model that the environment builds: `dense`. Exactly one of `build` and `path`.
+    /// A tiny random model that the environment builds: `dense`; `sim` or `sim-hybrid` for the
+    /// simulated stack. Exactly one of `build` and `path`.
     #[serde(default)]
     pub build: Option<String>,
     /// A directory with weights and tokenizer.
@@ -235,6 +263,75 @@ impl Default for Request {
         Self {
             deadline_seconds: 120,
             max_tokens: 16,
+        }
+    }
+}
+
+/// What the simulated stack does beside its command lines. Times are in microseconds.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sim {
+    /// What its weights, and so its texts, follow from.
+    pub seed: u64,
+    /// Lies from the start.
+    pub faults: Vec<Switch>,
+    /// See [`Latency::start_us`].
+    pub start_us: u64,
+    /// See [`Latency::prefill_token_us`].
+    pub prefill_token_us: u64,
+    /// See [`Latency::load_block_us`].
+    pub load_block_us: u64,
+    /// See [`Latency::transfer_block_us`].
+    pub transfer_block_us: u64,
+    /// See [`Latency::decode_token_us`].
+    pub decode_token_us: u64,
+    /// See [`Latency::lease_us`].
+    pub lease_us: u64,
+    /// See [`Latency::promotion_us`].
+    pub promotion_us: u64,
+}
+
+impl Default for Sim {
+    fn default() -> Self {
+        let Latency {
+            start_us,
+            prefill_token_us,
+            load_block_us,
+            transfer_block_us,
+            decode_token_us,
+            lease_us,
+            promotion_us,
+        } = Latency::default();
+        Self {
+            seed: 0,
+            faults: Vec::new(),
+            start_us,
+            prefill_token_us,
+            load_block_us,
+            transfer_block_us,
+            decode_token_us,
+            lease_us,
+            promotion_us,
+        }
+    }
+}
+
+impl Sim {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The times, as the simulated processes are told them.
+    #[must_use]
+    pub fn latency(&self) -> Latency {
+        Latency {
+            start_us: self.start_us,
+            prefill_token_us: self.prefill_token_us,
+            load_block_us: self.load_block_us,
+            transfer_block_us: self.transfer_block_us,
+            decode_token_us: self.decode_token_us,
+            lease_us: self.lease_us,
+            promotion_us: self.promotion_us,
         }
     }
 }

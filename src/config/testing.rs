@@ -55,6 +55,11 @@ pub(crate) fn own(args: &[&str]) -> Result<OwnArgs, UsageError> {
     split_args(args.iter().map(OsString::from)).map(|(own, _)| own)
 }
 
+/// The `sim` profile with these flags and nothing from the environment.
+pub(crate) fn sim(args: &[&str]) -> Config {
+    cpu(&[&["--profile", "sim"], args].concat())
+}
+
 /// The `cpu` profile with these flags and nothing from the environment.
 pub(crate) fn cpu(args: &[&str]) -> Config {
     load(own(args).unwrap(), &FakeEnv::new([])).unwrap()

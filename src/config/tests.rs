@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use super::fields::{self, FIELDS, Presence};
-use super::testing::{FakeEnv, cpu, own};
+use super::testing::{FakeEnv, cpu, own, sim};
 use super::*;
 
 fn with(vars: &[(&str, &str)], args: &[&str]) -> Result<Config, String> {
@@ -59,6 +59,15 @@ fn sample(field: &Field) -> &'static str {
         "stack.max_lifetime_seconds" => "3600",
         "request.deadline_seconds" => "35",
         "request.max_tokens" => "36",
+        "sim.seed" => "7",
+        "sim.faults" => "corrupt_block@worker1#2, swap_blocks",
+        "sim.start_us" => "37",
+        "sim.prefill_token_us" => "38",
+        "sim.load_block_us" => "39",
+        "sim.transfer_block_us" => "40",
+        "sim.decode_token_us" => "41",
+        "sim.lease_us" => "42",
+        "sim.promotion_us" => "43",
         other => panic!("{other} is new: say a value for it here"),
     }
 }
@@ -84,7 +93,9 @@ fn leaves(prefix: &str, value: &Value, out: &mut BTreeSet<String>) {
 
 #[test]
 fn table_and_struct_have_the_same_fields() {
-    let profile = serde_json::to_value(cpu(&[]).profile).unwrap();
+    // What the simulated stack has is left out where it has nothing to say.
+    let profile = sim(&["--sim-seed", "1"]).profile;
+    let profile = serde_json::to_value(profile).unwrap();
     let mut in_struct = BTreeSet::new();
     leaves("", &profile, &mut in_struct);
     let in_table: BTreeSet<String> = profile_fields()
@@ -134,7 +145,7 @@ fn every_field_is_settable_by_flag_and_by_variable_to_the_same_effect() {
 /// Serde's idea of what may be absent is the table's.
 #[test]
 fn presence_is_what_the_struct_says() {
-    let whole = toml::Table::try_from(cpu(&[]).profile).unwrap();
+    let whole = toml::Table::try_from(sim(&["--sim-seed", "1"]).profile).unwrap();
     for field in profile_fields() {
         let mut document = whole.clone();
         match field.name().split_once('.') {
@@ -288,7 +299,7 @@ fn a_wrong_value_is_blamed_on_who_gave_it() {
     );
     assert_eq!(
         refused(&["--profile", "gpu"]),
-        r#"--profile: no profile is called "gpu"; there are cpu (or give a path to a .toml file)"#
+        r#"--profile: no profile is called "gpu"; there are cpu, sim (or give a path to a .toml file)"#
     );
 }
 
@@ -424,7 +435,7 @@ fn a_profile_of_the_user() {
     let name = file.display();
     assert!(
         why.contains(&format!(
-            "{name}:3: engine.kind: expected one of vllm, found \"sglang\""
+            "{name}:3: engine.kind: expected one of vllm, sim, found \"sglang\""
         )),
         "{why}"
     );
@@ -442,6 +453,114 @@ fn every_embedded_profile_is_valid() {
     let config = cpu(&[]);
     assert_eq!(config.profile_name, "cpu");
     assert_eq!(config.overrides, []);
+    let config = sim(&[]);
+    assert!(config.profile.engine.kind.is_simulated());
+    assert_eq!(config.profile.sim, profile::Sim::default());
+    assert_eq!(config.overrides, []);
+}
+
+#[test]
+fn the_default_profile_is_replaced_only_where_nobody_names_what_runs() {
+    let chosen = |vars: &[(&str, &str)], args: &[&str]| {
+        let mut env = FakeEnv::new([]).cwd("/work");
+        for (name, value) in vars {
+            env = env.var_set(name, value);
+        }
+        let config = load_choosing(own(args).unwrap(), &env, |config| {
+            assert_eq!(config.profile_name, "cpu");
+            Some("sim")
+        });
+        config.unwrap().profile_name
+    };
+    assert_eq!(chosen(&[], &[]), "sim");
+    assert_eq!(chosen(&[], &["--workers", "3"]), "sim");
+    assert_eq!(chosen(&[], &["--profile", "cpu"]), "cpu");
+    assert_eq!(chosen(&[("PHASE1_PROFILE", "cpu")], &[]), "cpu");
+    assert_eq!(chosen(&[("PHASE1_PYTHON", "/py")], &[]), "cpu");
+    assert_eq!(chosen(&[], &["--model-path", "/m"]), "cpu");
+    // The simulated stack has no etcd, and somebody wants one.
+    assert_eq!(chosen(&[], &["--discovery", "etcd"]), "cpu");
+    let none = load_choosing(own(&[]).unwrap(), &FakeEnv::new([]), |_| None);
+    assert_eq!(none.unwrap().profile_name, "cpu");
+}
+
+#[test]
+fn every_field_of_the_simulated_stack_is_settable() {
+    let base = sim(&[]);
+    for field in profile_fields().filter(|field| field.name().starts_with("sim.")) {
+        let text = sample(field);
+        let by_flag = sim(&[&format!("--{}={text}", field.flag)]);
+        let variables = [("PHASE1_PROFILE", "sim"), (&field.variable(), text)];
+        let by_variable = with(&variables, &[]).unwrap();
+        assert_eq!(by_flag.profile, by_variable.profile);
+        assert_ne!(by_flag.profile.sim, base.profile.sim, "{}", field.name());
+        let again = by_flag.replay_args();
+        let again: Vec<&str> = again.iter().map(String::as_str).collect();
+        assert_eq!(with(&[], &again).unwrap().profile, by_flag.profile);
+    }
+    let faults = sim(&["--sim-faults", "corrupt_block@worker1#2 swap_blocks"]);
+    let faults: Vec<String> = faults
+        .profile
+        .sim
+        .faults
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    assert_eq!(faults, ["corrupt_block@worker1#2", "swap_blocks"]);
+    assert_eq!(
+        sim(&["--sim-start-us", "5"]).profile.sim.latency().start_us,
+        5
+    );
+}
+
+#[test]
+fn what_the_simulated_stack_has_not_is_refused_in_words() {
+    let cases: &[(&[&str], &str)] = &[
+        (
+            &["--lock", "cpu"],
+            "--lock: environment.lock: the simulated stack is this program, and nothing is installed for it; leave it out (--profile sim does)",
+        ),
+        (
+            &["--python", "/py"],
+            "--python: environment.python: the simulated stack is this program, and nothing is installed for it; leave it out (--profile sim does)",
+        ),
+        (
+            &["--model-build", "dense"],
+            "--model-build: model.build: the simulated stack has no weights, found dense; use sim or sim-hybrid",
+        ),
+        (
+            &["--model-path", "/m"],
+            "--model-path: model.path: the simulated stack has no weights; use --model-build sim or sim-hybrid",
+        ),
+        (
+            &["--discovery", "etcd"],
+            "--discovery: discovery.backend: the simulated stack registers in files only; use file",
+        ),
+        (
+            &["--sim-faults", "swap_block"],
+            r#"--sim-faults: sim.faults: no fault is called "swap_block"; the nearest is swap_blocks"#,
+        ),
+    ];
+    for (args, expected) in cases {
+        let args = [&["--profile", "sim"], *args].concat();
+        assert_eq!(refused(&args), *expected, "{args:?}");
+    }
+    assert_eq!(
+        refused(&["--sim-seed", "1"]),
+        "--sim-seed: sim.seed: only the simulated stack has it; use --profile sim (engine.kind sim)"
+    );
+    assert_eq!(
+        refused(&["--model-build", "sim"]),
+        "--model-build: model.build: sim is a model of the simulated stack; vllm needs dense, or model.path"
+    );
+    let why = refused(&["--engine", "sim"]);
+    assert!(why.contains("env/cpu.toml:9: environment.lock: "), "{why}");
+    assert!(why.contains("model.build: "), "{why}");
+    let why = refused(&["--profile", "sim", "--device", "cuda"]);
+    assert!(
+        why.contains("the simulated stack uses none but cpu"),
+        "{why}"
+    );
 }
 
 proptest! {

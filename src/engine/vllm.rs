@@ -1,4 +1,5 @@
-//! vLLM behind `dynamo.vllm`.
+//! vLLM behind `dynamo.vllm`, and the simulated processes that stand in for it: they have the
+//! same command lines and print the same lines, so they have the same plan and marks.
 //!
 //! What its processes are started with ([`worker`]), which of that users may not change
 //! ([`reserved`]) and what its logs say when it does not start ([`marks`]). The shape of a stack
@@ -19,7 +20,7 @@ use crate::failure::Failure;
 use crate::plan::{self, Bindings, Group, Plan, Process};
 use crate::stack::protocol::WorkerInfo;
 
-/// A vLLM stack: a configuration and the software it runs on. Written to the supervisor's
+/// A stack of `dynamo.vllm` workers, real or simulated: a configuration and the software it runs on. Written to the supervisor's
 /// launch file as it is.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct VllmBlueprint {

@@ -57,6 +57,12 @@ fn run(
 ) -> Result<ExitCode, Failure> {
     match command {
         EnvCommand::Install { name } => {
+            if profile.engine.kind.is_simulated() {
+                return Err(Failure::environment("nothing is to be installed")
+                    .expected("a profile with a locked environment")
+                    .found("the simulated stack, which is this program")
+                    .hint("`kvcr-phase1 env install --profile cpu` installs the real one"));
+            }
             if let Some(python) = &profile.environment.python {
                 return Err(Failure::environment("nothing is to be installed")
                     .expected("a profile with a locked environment")
@@ -71,7 +77,7 @@ fn run(
             };
             let installed = install(&request, reporter)?;
             reporter.done(&format!("The `{name}` environment is ready."));
-            println!("python  {}", installed.python.display());
+            println!("python  {}", installed.program.path().display());
             println!("model   {}", installed.model.display());
             if let Some(overlay) = &installed.overlay {
                 println!("overlay {}", overlay.display());

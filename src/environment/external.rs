@@ -8,7 +8,7 @@ use super::assets::{self, Recipe};
 use super::install::absolute;
 use super::model::{self, ModelRequest};
 use super::progress::Reporter;
-use super::{Installed, child::Search, etcd, interpreter, log, packages};
+use super::{Installed, Program, child::Search, etcd, interpreter, log, packages};
 
 /// The recipe whose overlay and scripts are used with it.
 const RECIPE: &str = "cpu";
@@ -52,7 +52,7 @@ pub fn external(
     ]);
     Ok(Installed {
         key,
-        python,
+        program: Program::Python(python),
         overlay,
         model: model.directory,
         model_digest: model.digest,
@@ -89,7 +89,7 @@ mod tests {
             external(&python, false, &request, place.path(), &search, &mut Silent).unwrap()
         };
         let first = describe();
-        assert_eq!(first.python, python);
+        assert_eq!(first.program, Program::Python(python.clone()));
         assert_eq!(first.overlay, None);
         assert_eq!(first.packages["kvcr"].version, "0.1.1");
         assert_eq!(describe().key, first.key);

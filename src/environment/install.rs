@@ -20,7 +20,7 @@ use super::manifest::{self, Manifest, Unreadable};
 use super::model::{self, Model, ModelRequest};
 use super::progress::Reporter;
 use super::uv::{self, Uv};
-use super::{Installed, log, packages, space};
+use super::{Installed, Program, log, packages, space};
 
 /// A cold install over a slow line, with room to spare.
 const INSTALL_LIMIT: Duration = Duration::from_secs(2 * 3600);
@@ -64,6 +64,22 @@ pub fn locate(request: &Request) -> Result<Installed, Failure> {
     Installer::new(request, recipe)?.locate()
 }
 
+/// Whether the locked environment `name` was ever finished in `cache`, be it damaged since.
+pub fn finished(name: &str, cache: &Path) -> bool {
+    let Ok(recipe) = Recipe::embedded(name) else {
+        return false;
+    };
+    interpreter::SUPPORTED.into_iter().any(|minor| {
+        let directory = place(&recipe, &recipe.key(minor), cache);
+        !matches!(Manifest::read(&directory), Err(Unreadable::Absent))
+    })
+}
+
+fn place(recipe: &Recipe, key: &str, cache: &Path) -> PathBuf {
+    let name = format!("{}-{}", recipe.name, &key[..12]);
+    cache.join("env").join(name)
+}
+
 /// One request, with everything that follows from it before anything is written.
 pub(crate) struct Installer<'a> {
     request: &'a Request,
@@ -78,16 +94,16 @@ pub(crate) struct Installer<'a> {
 impl<'a> Installer<'a> {
     pub(crate) fn new(request: &'a Request, recipe: Recipe) -> Result<Self, Failure> {
         let cache = absolute(&request.cache)?;
-        let place = |minor| {
+        let placed = |minor| {
             let key = recipe.key(minor);
-            let name = format!("{}-{}", recipe.name, &key[..12]);
-            (key, cache.join("env").join(name))
+            let directory = place(&recipe, &key, &cache);
+            (key, directory)
         };
         // What is installed knows its interpreter. Asking those on PATH takes as long as their
         // shims do (half a second was seen), and every listing of tests would pay for it.
         let known = || {
             interpreter::SUPPORTED.into_iter().find_map(|minor| {
-                let manifest = Manifest::read(&place(minor).1).ok()?;
+                let manifest = Manifest::read(&placed(minor).1).ok()?;
                 manifest.interpreter().filter(|it| it.minor() == minor)
             })
         };
@@ -95,7 +111,7 @@ impl<'a> Installer<'a> {
             Some(base) => base,
             None => interpreter::find(&request.search)?,
         };
-        let (key, directory) = place(base.minor());
+        let (key, directory) = placed(base.minor());
         Ok(Self {
             request,
             cache,
@@ -385,7 +401,7 @@ impl<'a> Installer<'a> {
     fn installed(&self, manifest: Manifest, model: Model) -> Installed {
         Installed {
             key: self.key.clone(),
-            python: python(&self.directory),
+            program: Program::Python(python(&self.directory)),
             overlay: self
                 .recipe
                 .has_overlay()

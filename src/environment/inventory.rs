@@ -231,7 +231,9 @@ impl super::Installed {
     /// Keeps this install and its model from being removed. Held by whoever runs a stack from
     /// it. What lies outside the cache, or in one that cannot be written to, needs no lock.
     pub fn hold(&self) -> Result<Hold, Failure> {
-        let environment = self.python.ancestors().nth(3).filter(|directory| {
+        let python = self.program.python();
+        let environment = python.and_then(|python| python.ancestors().nth(3));
+        let environment = environment.filter(|directory| {
             Manifest::read(directory).is_ok_and(|manifest| manifest.key == self.key)
         });
         let model = Some(self.model.as_path()).filter(|model| model.join("model.json").exists());

@@ -1,4 +1,5 @@
-//! The software under test: locked environments of ours, or an interpreter the user names.
+//! The software under test: locked environments of ours, an interpreter the user names, or this
+//! program where the stack is simulated.
 //!
 //! What belongs here: making software ready to be planned with ([`ensure`], or by hand
 //! [`install()`] and [`external()`]), finding it again ([`find`], [`locate`]), listing and removing it ([`inventory`]), and keeping it from
@@ -7,7 +8,7 @@
 //!
 //! ```text
 //! <cache>/env/<name>-<key>/      venv/ overlay/ etcd/ install.log manifest.json (written last)
-//! <cache>/model/<kind>-<dtype>-<digest>/
+//! <cache>/model/<kind>-<dtype>-<digest>/    <cache>/model/sim-<digest>/
 //! <cache>/tools/uv-<version>/    where PATH has none
 //! <cache>/files/<name>-<hash>/   embedded scripts, for running them
 //! ```
@@ -32,7 +33,9 @@ mod model;
 mod of_profile;
 mod packages;
 pub mod preflight;
+mod program;
 pub mod progress;
+pub(crate) mod simulated;
 mod space;
 mod uv;
 
@@ -43,10 +46,11 @@ use serde::{Deserialize, Serialize};
 
 pub use child::Search;
 pub use external::external;
-pub use install::{Request, install, locate};
+pub use install::{Request, finished, install, locate};
 pub use inventory::Hold;
 pub use model::ModelRequest;
 pub use of_profile::{ensure, find};
+pub use program::Program;
 pub use space::bytes;
 
 /// One Python distribution as it is installed.
@@ -63,10 +67,10 @@ pub struct Package {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Installed {
     /// Hash over the lock, the overlay, the interpreter's version and the platform; for a user's
-    /// own interpreter, over its packages.
+    /// own interpreter, over its packages; for the simulated stack, over this executable.
     pub key: String,
-    /// The interpreter.
-    pub python: PathBuf,
+    /// What its processes are started as.
+    pub program: Program,
     /// Our overlay, where it is used.
     pub overlay: Option<PathBuf>,
     /// Directory of the model.

@@ -21,8 +21,8 @@ use super::progress::Reporter;
 use super::{lock, log, space};
 
 /// The manifest that `build_model.py` writes.
-const MANIFEST: &str = "model.json";
-const MANIFEST_SCHEMA: u32 = 1;
+pub(super) const MANIFEST: &str = "model.json";
+pub(super) const MANIFEST_SCHEMA: u32 = 1;
 const BUILD_LIMIT: Duration = Duration::from_secs(600);
 
 /// A tiny model and its temporary twin.
@@ -218,7 +218,7 @@ pub(crate) fn verify(model: &Model) -> Result<(), Failure> {
 }
 
 /// The digest of `sha256sum`'s listing of the files, by name.
-fn listing_digest(files: &BTreeMap<String, String>) -> String {
+pub(super) fn listing_digest(files: &BTreeMap<String, String>) -> String {
     let listing: String = files
         .iter()
         .map(|(name, hash)| format!("{hash}  {name}\n"))

@@ -6,6 +6,7 @@ use crate::config::Profile;
 use crate::failure::Failure;
 
 use super::progress::{Reporter, Silent};
+use super::simulated::simulated;
 use super::{Installed, ModelRequest, Request, Search, external, install, locate};
 
 /// Makes ready what `profile` asks for, installing what is missing.
@@ -17,24 +18,30 @@ pub fn ensure(
     match asked(profile, cache)? {
         Asked::Locked(request) => Ok(as_asked(profile, install(&request, reporter)?)),
         Asked::External(python) => of_user(profile, python, cache, reporter),
+        Asked::Simulated => simulated(profile, cache, reporter),
     }
 }
 
-/// Finds what `profile` asks for. Installs no packages; with an interpreter of the user's, a tiny
-/// model is built at need.
+/// Finds what `profile` asks for. Installs no packages; with an interpreter of the user's, and
+/// for the simulated stack, a tiny model is made at need.
 pub fn find(profile: &Profile, cache: &Path) -> Result<Installed, Failure> {
     match asked(profile, cache)? {
         Asked::Locked(request) => Ok(as_asked(profile, locate(&request)?)),
         Asked::External(python) => of_user(profile, python, cache, &mut Silent),
+        Asked::Simulated => simulated(profile, cache, &mut Silent),
     }
 }
 
 enum Asked<'a> {
     Locked(Request),
     External(&'a Path),
+    Simulated,
 }
 
 fn asked<'a>(profile: &'a Profile, cache: &Path) -> Result<Asked<'a>, Failure> {
+    if profile.engine.kind.is_simulated() {
+        return Ok(Asked::Simulated);
+    }
     let environment = &profile.environment;
     match (&environment.lock, &environment.python) {
         (Some(name), _) => Ok(Asked::Locked(Request {

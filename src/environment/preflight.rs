@@ -82,30 +82,35 @@ struct Kept {
     report: Preflight,
 }
 
-/// The report on `installed`: the kept one if it still holds, else a new one.
-pub fn preflight(installed: &Installed, cache: &Path) -> Result<Preflight, Failure> {
+/// The report on `installed`: the kept one if it still holds, else a new one. `None` where no
+/// releases have to fit: the simulated stack is one program.
+pub fn preflight(installed: &Installed, cache: &Path) -> Result<Option<Preflight>, Failure> {
+    let Some(python) = installed.program.python() else {
+        return Ok(None);
+    };
     let cache = &absolute(cache)?;
     // The overlay and the scripts of every environment are the same ones for now.
     let recipe = Recipe::embedded("cpu")?;
-    let python = interpreter::ask(&installed.python).map_err(|why| {
-        Failure::environment(format!("{} does not run", installed.python.display()))
+    let found = interpreter::ask(python).map_err(|why| {
+        Failure::environment(format!("{} does not run", python.display()))
             .found(why)
             .hint("`kvcr-phase1 env install` makes it again")
     })?;
     let stamp = assets::hash([
         recipe.digest().as_bytes(),
-        packages::stamp(&python.site).as_bytes(),
-        packages::stamp_sources(&python.site, SOURCES).as_bytes(),
+        packages::stamp(&found.site).as_bytes(),
+        packages::stamp_sources(&found.site, SOURCES).as_bytes(),
         installed.overlay.is_some().to_string().as_bytes(),
     ]);
-    let name = assets::hash([installed.python.as_os_str().as_encoded_bytes()]);
+    let name = assets::hash([python.as_os_str().as_encoded_bytes()]);
     let path = cache
         .join("preflight")
         .join(format!("{}.json", &name[..12]));
     if let Some(report) = kept(&path, &stamp) {
-        return Ok(report);
+        return Ok(Some(report));
     }
-    let report = ask(installed, &recipe, cache)?;
+    let overlay = installed.overlay.as_deref();
+    let report = ask(python, overlay, &recipe, cache)?;
     // Only a convenience: a cache that cannot be written to makes the next start slower.
     if std::fs::create_dir_all(cache.join("preflight")).is_ok() {
         let kept = Kept {
@@ -115,7 +120,7 @@ pub fn preflight(installed: &Installed, cache: &Path) -> Result<Preflight, Failu
         };
         let _ = atomic::json(&kept).and_then(|text| atomic::replace(&path, &text));
     }
-    Ok(report)
+    Ok(Some(report))
 }
 
 fn kept(path: &Path, stamp: &str) -> Option<Preflight> {
@@ -123,16 +128,16 @@ fn kept(path: &Path, stamp: &str) -> Option<Preflight> {
     (kept.schema == KEPT_SCHEMA && kept.stamp == stamp).then_some(kept.report)
 }
 
-fn ask(installed: &Installed, recipe: &Recipe, cache: &Path) -> Result<Preflight, Failure> {
+fn ask(
+    python: &Path,
+    overlay: Option<&Path>,
+    recipe: &Recipe,
+    cache: &Path,
+) -> Result<Preflight, Failure> {
     let files = recipe
         .on_disk(cache)
         .map_err(|error| log::io("cannot write the preflight script", cache, &error))?;
-    run(
-        &installed.python,
-        &files.join(assets::PREFLIGHT),
-        installed.overlay.as_deref(),
-        LIMIT,
-    )
+    run(python, &files.join(assets::PREFLIGHT), overlay, LIMIT)
 }
 
 fn run(
@@ -175,7 +180,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
-    use crate::environment::fakes;
+    use crate::environment::{Program, fakes};
 
     const REPORT: &str = r#"{"schema": 1, "ok": false, "python": {"version": "3.12.1"},
         "packages": {"kvcr": {"version": "0.1.1", "location": "/x", "record_sha256": "00", "intact": true, "changed": []}, "vllm": null},
@@ -246,7 +251,7 @@ esac"#,
         );
         let mut installed = Installed {
             key: String::new(),
-            python: path("python"),
+            program: Program::Python(path("python")),
             overlay: None,
             model: PathBuf::new(),
             model_digest: String::new(),

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::host::Host;
 use crate::config::Profile;
+use crate::config::profile::EngineKind;
 use crate::environment::Package;
 use crate::failure::Failure;
 use crate::stack::protocol::StackInfo;
@@ -25,6 +26,10 @@ pub struct ArmResult {
     pub schema: u32,
     /// `tc01::cold`.
     pub name: String,
+    /// What was judged: `vllm`, or `sim` for the simulated stack, which proves the harness and
+    /// never the product.
+    #[serde(default = "vllm")]
+    pub engine: EngineKind,
     /// What the arm claims.
     pub claim: String,
     /// The verdict with its checks.
@@ -67,6 +72,11 @@ pub struct ArmResult {
     pub notes: Vec<String>,
     /// Where this document and its neighbours are.
     pub evidence: PathBuf,
+}
+
+/// Results without the field are older than the simulated stack.
+fn vllm() -> EngineKind {
+    EngineKind::Vllm
 }
 
 /// One request, in short; the whole is in `requests/`.

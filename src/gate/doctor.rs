@@ -118,7 +118,8 @@ pub fn examine<'a>(inputs: &'a Inputs<'a>) -> Examined<'a> {
     let ports = [Some(0), inputs.profile.network.frontend_port];
     Examined {
         facts: Facts::gather(etcd.as_deref()),
-        preflight: installed.map(|installed| preflight(installed, &inputs.paths.cache)),
+        preflight: installed
+            .and_then(|installed| preflight(installed, &inputs.paths.cache).transpose()),
         etcd_version: etcd.as_deref().and_then(crate::environment::etcd::version),
         state: writable(&inputs.paths.state),
         cache: installable(&inputs.paths.cache),

@@ -106,6 +106,10 @@ pub fn decide(needs: &[Need], facts: &Facts) -> Decision {
 /// Room in `/dev/shm` is not among them: it comes and goes, and a stack that runs has its share
 /// already. Whoever starts one asks for it then ([`room`]).
 pub fn of_profile(profile: &Profile) -> Vec<Need> {
+    if profile.engine.kind.is_simulated() {
+        // It listens on the loopback interface only, and registers in files.
+        return vec![Need::Pidfd];
+    }
     let mut needs = Vec::new();
     if let Some(last) = gpus(profile).into_iter().max() {
         needs.push(Need::Gpus {
@@ -353,6 +357,13 @@ pub(super) mod tests {
         let failure = decision.insisted_failure("tc04::kill", false).unwrap();
         assert_eq!(failure.what, "tc04::kill cannot run here");
         assert_eq!(Decision::Runnable.insisted_failure("x", true), None);
+    }
+
+    #[test]
+    fn a_simulated_stack_needs_next_to_nothing() {
+        use crate::config::testing::{cpu, sim};
+        assert_eq!(of_profile(&sim(&[]).profile), [Need::Pidfd]);
+        assert!(of_profile(&cpu(&[]).profile).len() > 1);
     }
 
     #[test]

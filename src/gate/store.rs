@@ -19,7 +19,7 @@ use crate::stack::state_dir::{ELSEWHERE, StateDir};
 use super::Decision;
 
 const FILE: &str = "gates.json";
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 
 /// Runs older than this have ended.
 const KEEP: Duration = Duration::from_secs(48 * 3600);
@@ -31,6 +31,8 @@ pub struct Gates {
     pub schema: u32,
     /// The run that it belongs to.
     pub run_id: String,
+    /// The profile that was chosen.
+    pub profile: String,
     /// When it was decided.
     pub decided: jiff::Timestamp,
     /// By test name: `tc03::hinted_and_fresh`.
@@ -42,6 +44,7 @@ pub struct Gates {
 pub fn of_run(
     state: &Path,
     run_id: &str,
+    profile: &str,
     decide: impl FnOnce() -> BTreeMap<String, Decision>,
 ) -> Result<Gates, Failure> {
     // Others may have made it, where the default is below /tmp: what is in it decides what runs.
@@ -54,6 +57,7 @@ pub fn of_run(
     let gates = Gates {
         schema: SCHEMA,
         run_id: run_id.to_owned(),
+        profile: profile.to_owned(),
         decided: jiff::Timestamp::now(),
         decisions: decide(),
     };
@@ -71,7 +75,16 @@ pub fn of_run(
 }
 
 /// Compares what was decided for `test` with what is true now.
-pub fn drift(stored: &Gates, test: &str, now: &Decision) -> Option<Failure> {
+pub fn drift(stored: &Gates, test: &str, profile: &str, now: &Decision) -> Option<Failure> {
+    if stored.profile != profile {
+        let what = format!("gate drift: {test} was listed with another profile");
+        return Some(
+            Failure::environment(what)
+                .expected(format!("{} (decided {})", stored.profile, stored.decided))
+                .found(profile)
+                .hint("name one: PHASE1_PROFILE, or --profile; an environment came or went during the run"),
+        );
+    }
     let then = stored.decisions.get(test);
     let same = match (then, now) {
         (Some(Decision::Runnable), Decision::Runnable) => true,
@@ -170,13 +183,13 @@ mod tests {
                 .map(|number| {
                     let decision = gated("n", &number.to_string());
                     let state = state.path();
-                    scope.spawn(move || of_run(state, "a-b", || one(decision)).unwrap())
+                    scope.spawn(move || of_run(state, "a-b", "cpu", || one(decision)).unwrap())
                 })
                 .collect();
             threads.into_iter().map(|it| it.join().unwrap()).collect()
         });
         assert!(answers.iter().all(|gates| *gates == answers[0]));
-        let other = of_run(state.path(), "other", || one(Decision::Runnable)).unwrap();
+        let other = of_run(state.path(), "other", "cpu", || one(Decision::Runnable)).unwrap();
         assert_ne!(other, answers[0]);
         let directory = state.path().join("runs/run-a-b");
         assert_eq!(
@@ -191,7 +204,9 @@ mod tests {
         let place = tempfile::tempdir().unwrap();
         let link = place.path().join("link");
         std::os::unix::fs::symlink(place.path(), &link).unwrap();
-        let text = of_run(&link, "r", BTreeMap::new).unwrap_err().to_string();
+        let text = of_run(&link, "r", "cpu", BTreeMap::new)
+            .unwrap_err()
+            .to_string();
         assert!(text.contains("cannot be trusted"), "{text}");
         assert!(text.contains("--state-dir"), "{text}");
     }
@@ -199,24 +214,24 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_a_failure_not_a_new_decision() {
         let state = tempfile::tempdir().unwrap();
-        of_run(state.path(), "r", BTreeMap::new).unwrap();
+        of_run(state.path(), "r", "cpu", BTreeMap::new).unwrap();
         let path = state.path().join("runs/run-r").join(FILE);
         std::fs::write(&path, "{").unwrap();
-        let text = of_run(state.path(), "r", BTreeMap::new)
+        let text = of_run(state.path(), "r", "cpu", BTreeMap::new)
             .unwrap_err()
             .to_string();
         assert!(text.contains("cannot read the gates"), "{text}");
         let blocked = state.path().join("file");
         std::fs::write(&blocked, "").unwrap();
-        assert!(of_run(&blocked, "r", BTreeMap::new).is_err());
+        assert!(of_run(&blocked, "r", "cpu", BTreeMap::new).is_err());
     }
 
     #[test]
     fn drift_is_a_change_of_the_decision_not_of_a_number() {
         let state = tempfile::tempdir().unwrap();
         let run = |id: &str, then: Decision, now: &Decision| {
-            let gates = of_run(state.path(), id, || one(then)).unwrap();
-            drift(&gates, "tc01::cold", now).map(|failure| failure.to_string())
+            let gates = of_run(state.path(), id, "cpu", || one(then)).unwrap();
+            drift(&gates, "tc01::cold", "cpu", now).map(|failure| failure.to_string())
         };
         assert_eq!(run("1", Decision::Runnable, &Decision::Runnable), None);
         assert_eq!(run("2", gated("x", "1"), &gated("x", "2")), None);
@@ -229,21 +244,38 @@ mod tests {
         );
         assert!(text.contains("expected runnable (decided "), "{text}");
         assert!(text.contains("found needs etcd; found none"), "{text}");
-        let gates = of_run(state.path(), "6", BTreeMap::new).unwrap();
-        assert!(drift(&gates, "tc09", &Decision::Runnable).is_some());
+        let gates = of_run(state.path(), "6", "cpu", BTreeMap::new).unwrap();
+        assert!(drift(&gates, "tc09", "cpu", &Decision::Runnable).is_some());
+    }
+
+    #[test]
+    fn another_profile_than_was_listed_is_drift() {
+        let state = tempfile::tempdir().unwrap();
+        let gates = of_run(state.path(), "r", "sim", || one(Decision::Runnable)).unwrap();
+        assert_eq!(
+            drift(&gates, "tc01::cold", "sim", &Decision::Runnable),
+            None
+        );
+        let failure = drift(&gates, "tc01::cold", "cpu", &Decision::Runnable).unwrap();
+        let text = failure.to_string();
+        assert!(
+            text.contains("listed with another profile; expected sim (decided "),
+            "{text}"
+        );
+        assert!(text.contains("found cpu"), "{text}");
     }
 
     #[test]
     fn old_runs_are_forgotten() {
         let state = tempfile::tempdir().unwrap();
-        of_run(state.path(), "old", BTreeMap::new).unwrap();
+        of_run(state.path(), "old", "cpu", BTreeMap::new).unwrap();
         let old = state.path().join("runs/run-old");
         let long_ago = SystemTime::now() - KEEP - Duration::from_secs(60);
         std::fs::File::open(&old)
             .unwrap()
             .set_modified(long_ago)
             .unwrap();
-        of_run(state.path(), "new", BTreeMap::new).unwrap();
+        of_run(state.path(), "new", "cpu", BTreeMap::new).unwrap();
         assert!(!old.exists());
         assert!(state.path().join("runs/run-new").exists());
     }

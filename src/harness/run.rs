@@ -10,10 +10,12 @@ use super::arm::{self, Runner};
 use super::interrupt::Cause;
 use super::{CONTRACT, FAILED, INTERRUPTED, select, software, table};
 use crate::cases::{Arm, Case};
+use crate::config::profile::EngineKind;
 use crate::config::{Config, UsageError};
 use crate::environment::{self, progress};
 use crate::evidence::result::{ArmResult, Pin};
 use crate::evidence::write_json;
+use crate::sim::NOTICE;
 use crate::snapshot;
 use crate::terminal;
 use crate::verdict::Outcome;
@@ -24,6 +26,8 @@ struct RunDocument<'a> {
     schema: u32,
     run_id: &'a str,
     profile: &'a str,
+    /// `sim`: nothing is proven of the product.
+    engine: EngineKind,
     /// Of the whole run, milliseconds.
     wall: f64,
     /// Installing or finding the software, milliseconds.
@@ -62,6 +66,10 @@ pub fn run(
             return Ok(ExitCode::from(CONTRACT));
         }
     };
+    let engine = config.profile.engine.kind;
+    if engine.is_simulated() {
+        eprintln!("{NOTICE}");
+    }
     let mut reporter = progress::reporter();
     let prepared = environment::ensure(&config.profile, &config.paths.cache, reporter.as_mut())
         .and_then(|installed| software::prepare(&config, installed));
@@ -94,12 +102,12 @@ pub fn run(
         match runner.run(arm, progress::reporter().as_mut()) {
             Ok(result) => {
                 if let Some(message) = arm::message(&result) {
-                    eprintln!("{}: {message}", arm.name);
+                    eprintln!("{}: {message}", table::marked(engine, arm.name));
                 }
                 results.push(result);
             }
             Err(failure) => {
-                eprintln!("{}: {failure}", arm.name);
+                eprintln!("{}: {failure}", table::marked(engine, arm.name));
                 return Ok(ExitCode::from(FAILED));
             }
         }
@@ -125,11 +133,12 @@ fn conclude(runner: &Runner, results: &[ArmResult], began: Instant, software: f6
         if let Pin::Missing { name } = &result.pin {
             println!(
                 "{}: no pinned reference {name}.snap (see CONTRIBUTING.md)",
-                result.name
+                table::marked(result.engine, &result.name)
             );
         }
         for note in &result.notes {
-            println!("{}: note: {note}", result.name);
+            let name = table::marked(result.engine, &result.name);
+            println!("{name}: note: {note}");
         }
     }
     let wall = began.elapsed().as_secs_f64() * 1000.0;
@@ -138,6 +147,7 @@ fn conclude(runner: &Runner, results: &[ArmResult], began: Instant, software: f6
         schema: 1,
         run_id: &runner.config.run_id,
         profile: &runner.config.profile_name,
+        engine: runner.config.profile.engine.kind,
         wall,
         software,
         harness_share: if wall > 0.0 { own / wall } else { 0.0 },
@@ -163,5 +173,8 @@ fn conclude(runner: &Runner, results: &[ArmResult], began: Instant, software: f6
             "the stack stays warm for {} s; `kvcr-phase1 down` stops it now",
             runner.config.profile.stack.keep_seconds
         );
+    }
+    if runner.config.profile.engine.kind.is_simulated() {
+        println!("{NOTICE}");
     }
 }

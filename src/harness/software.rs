@@ -46,7 +46,7 @@ pub fn prepare(config: &Config, installed: Installed) -> Result<Prepared, Failur
         return Err(failure);
     }
     let report = preflight(&installed, &config.paths.cache)?;
-    if let Some(failure) = preflight_failure(&report) {
+    if let Some(failure) = report.as_ref().and_then(preflight_failure) {
         return Err(failure);
     }
     let blueprint = VllmBlueprint::new(config.clone(), installed);
@@ -55,6 +55,7 @@ pub fn prepare(config: &Config, installed: Installed) -> Result<Prepared, Failur
         state_dir: config.paths.state.clone(),
         fingerprint: blueprint.fingerprint()?,
         profile: blueprint.name().to_owned(),
+        simulated: config.profile.engine.kind.is_simulated(),
         devices: devices(config),
         exe: std::env::current_exe().map_err(|error| {
             Failure::environment("this program does not know its own path").found(error)
@@ -71,8 +72,11 @@ pub fn prepare(config: &Config, installed: Installed) -> Result<Prepared, Failur
 }
 
 /// What the stack must have for itself. Two stacks on one machine's cores would starve each
-/// other, so the cores are one device.
+/// other, so the cores are one device; simulated ones compute nothing and run side by side.
 fn devices(config: &Config) -> Vec<String> {
+    if config.profile.engine.kind.is_simulated() {
+        return Vec::new();
+    }
     let gpus = &config.profile.devices.gpus;
     if gpus.is_empty() {
         return vec!["cpu".to_owned()];
@@ -97,4 +101,27 @@ pub fn build(launch: &serde_json::Value) -> Result<Box<dyn Blueprint>, Failure> 
     // the kernel lets go of it, however that ends.
     std::mem::forget(blueprint.installed.hold()?);
     Ok(Box::new(blueprint))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::testing::{cpu, sim};
+
+    #[test]
+    fn simulated_stacks_run_side_by_side_and_real_ones_do_not() {
+        assert_eq!(devices(&cpu(&[])), ["cpu"]);
+        assert!(devices(&sim(&[])).is_empty());
+    }
+
+    #[test]
+    fn a_simulated_stack_is_launched_without_preflight_and_says_so() {
+        let cache = tempfile::tempdir().unwrap();
+        let config = sim(&[]);
+        let installed = crate::environment::find(&config.profile, cache.path()).unwrap();
+        let prepared = prepare(&config, installed).unwrap();
+        assert!(prepared.spec.simulated);
+        let again = build(&prepared.spec.launch).unwrap();
+        assert_eq!(again.ports(), prepared.blueprint.ports());
+    }
 }

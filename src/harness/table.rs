@@ -2,6 +2,7 @@
 
 use comfy_table::{ContentArrangement, Table, presets};
 
+use crate::config::profile::EngineKind;
 use crate::evidence::result::ArmResult;
 
 /// One row an arm: name, verdict, what did not hold, seconds. `width` columns at most.
@@ -26,7 +27,7 @@ pub fn verdicts(results: &[ArmResult], width: u16) -> String {
             .filter(|check| check.held)
             .count();
         table.add_row([
-            result.name.clone(),
+            marked(result.engine, &result.name),
             result.verdict.outcome.to_string(),
             format!("{held}/{}", result.verdict.checks.len()),
             reason(result).unwrap_or_default(),
@@ -34,6 +35,15 @@ pub fn verdicts(results: &[ArmResult], width: u16) -> String {
         ]);
     }
     table.to_string()
+}
+
+/// The name of an arm, marked where the simulated stack was judged.
+#[must_use]
+pub fn marked(engine: EngineKind, name: &str) -> String {
+    match engine {
+        EngineKind::Vllm => name.to_owned(),
+        EngineKind::Sim => format!("[sim] {name}"),
+    }
 }
 
 /// Why an arm did not pass, in one line.

@@ -72,16 +72,86 @@ pub fn aggregated(
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::testing::{canonical, installed};
+    use super::super::testing::{canonical, installed, simulated};
     use super::super::{Group, Process, render};
     use super::*;
-    use crate::config::testing::cpu;
+    use crate::config::testing::{cpu, sim};
     use crate::failure::Class;
+    use crate::sim::settings::{Settings, VARIABLE};
 
     #[test]
     fn the_cpu_profile_is_as_pinned() {
         let plan = canonical(&cpu(&[]), &installed()).unwrap();
         crate::snapshot::golden("plan/cpu", &render(&plan));
+    }
+
+    #[test]
+    fn the_sim_profile_is_as_pinned() {
+        let plan = canonical(&sim(&[]), &simulated()).unwrap();
+        crate::snapshot::golden("plan/sim", &render(&plan));
+    }
+
+    /// The harness must not be able to tell which stack it starts: beside the program, the
+    /// model, the numbers of the profile and what only Python needs, the plans are the same.
+    #[test]
+    fn a_simulated_process_gets_the_command_line_of_the_real_one() {
+        let real = canonical(&cpu(&["--discovery", "file"]), &installed()).unwrap();
+        let plan = canonical(&sim(&[]), &simulated()).unwrap();
+        assert_eq!(real.processes.len(), plan.processes.len());
+        for (real, sim) in real.processes.iter().zip(&plan.processes) {
+            let place = |argv: &[String], module: &str| argv[1] == module;
+            assert!(place(&real.argv, "-m") && place(&sim.argv, "__sim"));
+            assert_eq!(sim.argv[0], "/sim/kvcr-phase1");
+            assert_eq!(real.argv[2], sim.argv[2]);
+            let flags = |process: &Process| -> Vec<String> {
+                let flags = process.argv.iter().filter(|arg| arg.starts_with("--"));
+                flags.cloned().collect()
+            };
+            assert_eq!(flags(real), flags(sim));
+            assert_eq!((&real.name, &real.ready), (&sim.name, &sim.ready));
+            for name in sim.env.keys().filter(|name| *name != VARIABLE) {
+                assert!(real.env.contains_key(name), "{name}");
+            }
+        }
+        assert_eq!(real.workers, plan.workers);
+    }
+
+    #[test]
+    fn every_simulated_process_is_told_who_it_is_and_what_to_tell() {
+        let config = sim(&["--sim-faults", "corrupt_block@worker1#2", "--sim-seed", "9"]);
+        let plan = canonical(&config, &simulated()).unwrap();
+        for process in &plan.processes {
+            let settings = Settings::parse(&process.env[VARIABLE]).unwrap();
+            assert_eq!(settings.process, process.name);
+            assert_eq!(settings.seed, 9);
+            assert_eq!(settings.faults, config.profile.sim.faults);
+            assert_eq!(
+                settings.faults_file.unwrap(),
+                std::path::Path::new("/scratch/faults")
+            );
+        }
+        let real = canonical(&cpu(&[]), &installed()).unwrap();
+        assert!(
+            real.processes
+                .iter()
+                .all(|it| !it.env.contains_key(VARIABLE))
+        );
+        let nobody = sim(&["--sim-faults", "corrupt_block@worker7"]);
+        let text = canonical(&nobody, &simulated()).unwrap_err().to_string();
+        assert!(
+            text.contains("corrupt_block@worker7 would be told by nobody"),
+            "{text}"
+        );
+        assert!(
+            text.contains("frontend, reference, worker0, worker1"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn a_simulated_stack_has_no_rings_in_shared_memory() {
+        let plan = canonical(&sim(&[]), &simulated()).unwrap();
+        assert_eq!(plan.shm_bytes, 2 * 524_288);
     }
 
     #[test]

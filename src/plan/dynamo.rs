@@ -177,7 +177,7 @@ pub(super) fn directories(bindings: &Bindings) -> Vec<PathBuf> {
         .into()
 }
 
-/// What every Python process of the stack has in its environment. Home, temporary files and
+/// What every process of the stack has in its environment. Home, temporary files and
 /// caches are this generation's own: engines leave sockets and compiled code there, and a killed
 /// one does not clean up.
 pub(super) fn environment(
@@ -202,15 +202,20 @@ pub(super) fn environment(
         ("XDG_CACHE_HOME", text(&scratch.join("cache"))),
         ("DYN_REQUEST_PLANE", "tcp".to_owned()),
         ("DYN_EVENT_PLANE", "zmq".to_owned()),
-        // Block hashes must agree between processes.
-        ("PYTHONHASHSEED", "0".to_owned()),
-        // A dying process must not take its last words along.
-        ("PYTHONUNBUFFERED", "1".to_owned()),
-        ("HF_HUB_OFFLINE", "1".to_owned()),
-        ("DO_NOT_TRACK", "1".to_owned()),
     ]
     .map(|(name, value)| (name.to_owned(), value))
     .into();
+    if installed.program.python().is_some() {
+        let python = [
+            // Block hashes must agree between processes.
+            ("PYTHONHASHSEED", "0"),
+            // A dying process must not take its last words along.
+            ("PYTHONUNBUFFERED", "1"),
+            ("HF_HUB_OFFLINE", "1"),
+            ("DO_NOT_TRACK", "1"),
+        ];
+        env.extend(python.map(|(name, value)| (name.to_owned(), value.to_owned())));
+    }
     if let Some(overlay) = &installed.overlay {
         env.insert("PYTHONPATH".to_owned(), text(overlay));
     }
@@ -226,10 +231,7 @@ pub(super) fn frontend(
     discovery: &Discovery<'_>,
 ) -> Result<Process, Failure> {
     let port = bindings.port(FRONTEND_PORT)?;
-    let argv = [
-        &text(&installed.python),
-        "-m",
-        "dynamo.frontend",
+    let options = [
         "--http-host",
         "127.0.0.1",
         "--http-port",
@@ -244,11 +246,13 @@ pub(super) fn frontend(
         "--router-min-initial-workers",
         "1",
     ];
+    let mut argv = installed.program.module("dynamo.frontend");
+    argv.extend(options.map(str::to_owned));
     Ok(Process {
         name: FRONTEND.to_owned(),
         role: Role::Frontend,
         group: Group::Core,
-        argv: argv.map(str::to_owned).into(),
+        argv,
         env: environment(installed, bindings, discovery)?,
         after: discovery.after(),
         // It answers with an empty list of instances before any worker is there.

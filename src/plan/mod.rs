@@ -11,8 +11,8 @@ mod render;
 #[cfg(test)]
 pub(crate) mod testing;
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +20,7 @@ use crate::config::Config;
 use crate::config::profile::TopologyKind;
 use crate::environment::Installed;
 use crate::failure::Failure;
+use crate::sim::settings::{self, Settings};
 
 pub use aggregated::aggregated;
 pub(crate) use dynamo::LONGEST_SCRATCH;
@@ -27,9 +28,55 @@ pub use render::render;
 
 /// The plan of this configuration, by its topology.
 pub fn plan(config: &Config, installed: &Installed, bindings: &Bindings) -> Result<Plan, Failure> {
-    match config.profile.topology.kind {
-        TopologyKind::Aggregated => aggregated(config, installed, bindings),
+    let mut plan = match config.profile.topology.kind {
+        TopologyKind::Aggregated => aggregated(config, installed, bindings)?,
+    };
+    if config.profile.engine.kind.is_simulated() {
+        tell_settings(config, bindings, &mut plan)?;
     }
+    Ok(plan)
+}
+
+/// Where a running simulated stack looks for the lies that it is told to tell, see
+/// [`Settings::faults_file`].
+pub(crate) fn faults_file(scratch: &Path) -> PathBuf {
+    scratch.join("faults")
+}
+
+/// A simulated process is started as the real one is, and told the rest in one variable.
+fn tell_settings(config: &Config, bindings: &Bindings, plan: &mut Plan) -> Result<(), Failure> {
+    let sim = &config.profile.sim;
+    let names: BTreeSet<&str> = plan.processes.iter().map(|it| it.name.as_str()).collect();
+    let elsewhere = sim.faults.iter().find_map(|switch| {
+        let process = switch.process.as_deref()?;
+        (!names.contains(process)).then_some(switch)
+    });
+    if let Some(switch) = elsewhere {
+        return Err(
+            Failure::environment(format!("sim.faults: {switch} would be told by nobody"))
+                .expected(format!(
+                    "a process of the plan: {}",
+                    names.into_iter().collect::<Vec<_>>().join(", ")
+                ))
+                .hint("correct --sim-faults"),
+        );
+    }
+    for process in &mut plan.processes {
+        let settings = Settings {
+            process: process.name.clone(),
+            seed: sim.seed,
+            latency: sim.latency(),
+            faults: sim.faults.clone(),
+            faults_file: Some(faults_file(&bindings.scratch)),
+            write_log: None,
+        };
+        let text = serde_json::to_string(&settings).map_err(|error| {
+            Failure::environment("the settings of a simulated process cannot be written")
+                .found(error)
+        })?;
+        process.env.insert(settings::VARIABLE.to_owned(), text);
+    }
+    Ok(())
 }
 
 /// Names of the TCP ports that [`plan`] needs in its bindings.

@@ -12,6 +12,7 @@
 //!                   └── discovery files ─┘   kvcr_service (pool in a file, Guard)   state agent
 //! ```
 //!
+//! - [`cli`]: `kvcr-phase1 sim`.
 //! - [`model`]: what a block holds and which token follows from the blocks held. Pure.
 //! - [`fault`]: the catalogue of lies, and which are told now.
 //! - [`settings`]: what every simulated process is told beside its command line.
@@ -19,7 +20,33 @@
 //!
 //! What does not belong here: anything that judges. The cases see a stack, and cannot tell which.
 
+pub mod cli;
+pub mod discovery;
 pub mod fault;
+pub mod kvcr;
 pub mod model;
 pub mod settings;
 pub mod wire;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// First argument of a process of the simulated stack; the module it stands in for and that
+/// module's own arguments follow.
+pub const SIMULATE: &str = "__sim";
+
+/// What everything that comes from a simulated stack says.
+pub const NOTICE: &str = "simulated stack: proves the harness, never the product";
+
+/// A wrong command line.
+const USAGE: u8 = 2;
+
+/// Runs one simulated process; `args` are those after [`SIMULATE`]. The plan starts these, never
+/// a person: a module that is not simulated ends with 2.
+pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
+    let mut args = args;
+    let module = args.next().unwrap_or_default();
+    // One arm a module.
+    eprintln!("sim: {} is not simulated", module.display());
+    ExitCode::from(USAGE)
+}

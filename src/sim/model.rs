@@ -19,6 +19,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+/// Version of what follows from what: raised when the same prompt gives another text.
+pub const SEMANTICS: u32 = 1;
+
 /// Length of a hash.
 pub const HASH: usize = 32;
 

@@ -42,6 +42,8 @@ pub struct Downed {
     pub fingerprint: String,
     /// Profile name.
     pub profile: String,
+    /// Whether it stood in for the product.
+    pub simulated: bool,
     /// Its directory, with logs.
     pub dir: PathBuf,
     /// What became of it.
@@ -64,7 +66,12 @@ impl Downed {
 
 impl std::fmt::Display for Downed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} (profile {}): ", self.fingerprint, self.profile)?;
+        let simulated = if self.simulated { ", simulated" } else { "" };
+        write!(
+            f,
+            "{} (profile {}{simulated}): ",
+            self.fingerprint, self.profile
+        )?;
         match &self.outcome {
             Outcome::Stopped => f.write_str("stopped"),
             Outcome::Busy { holder } => {
@@ -110,6 +117,7 @@ pub fn down(
             outcome: down_one(dir, &spec, force).unwrap_or_else(Outcome::Failed),
             fingerprint: spec.fingerprint,
             profile: spec.profile,
+            simulated: spec.simulated,
             dir: dir.path().to_owned(),
         })
         .collect())
@@ -162,6 +170,7 @@ fn status_of(dir: &StackDir) -> Option<Status> {
         fingerprint: spec.fingerprint.clone(),
         generation: dir.generations().last().copied().unwrap_or(0),
         profile: spec.profile.clone(),
+        simulated: spec.simulated,
         supervisor_pid: 0,
         leases: Vec::new(),
         queued: Vec::new(),

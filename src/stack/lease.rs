@@ -52,6 +52,9 @@ pub struct LaunchSpec {
     pub fingerprint: String,
     /// Profile name, for people.
     pub profile: String,
+    /// Whether it stands in for the product, which everybody is told.
+    #[serde(default)]
+    pub simulated: bool,
     /// Devices that the stack must have for itself, by any unique name (`GPU-8a6…`).
     pub devices: Vec<String>,
     /// The binary that knows [`SUPERVISE`].

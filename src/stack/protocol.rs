@@ -188,6 +188,9 @@ pub struct Status {
     pub generation: u64,
     /// Profile name, for people.
     pub profile: String,
+    /// Whether it is a simulated stack, which proves nothing of the product.
+    #[serde(default)]
+    pub simulated: bool,
     /// Supervisor's pid.
     pub supervisor_pid: u32,
     /// Leases held: case, run and pid.

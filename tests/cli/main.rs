@@ -8,10 +8,14 @@
 mod commands;
 mod interrupted;
 mod place;
+mod simulated;
 mod trials;
 
+use std::ffi::OsString;
 use std::process::ExitCode;
 
+use kvcr_phase1::sim::SIMULATE;
+use kvcr_phase1::stack::supervisor::SUPERVISE;
 use libtest_mimic::{Arguments, Trial};
 
 /// A list of tests: one function a behaviour, in the order in which they are read.
@@ -23,15 +27,17 @@ macro_rules! promises {
 pub(crate) use promises;
 
 fn main() -> ExitCode {
-    if std::env::args_os()
-        .next()
-        .is_some_and(|name| name == place::PHASE1)
-    {
+    let mut args = std::env::args_os();
+    let (name, first) = (args.next(), args.next());
+    // As `phase1` it starts itself again, for supervisors and simulated processes.
+    let ours = |first: OsString| first == SUPERVISE || first == SIMULATE;
+    if name.is_some_and(|name| name == place::PHASE1) || first.is_some_and(ours) {
         return kvcr_phase1::harness::main(kvcr_phase1::cases::PHASE1);
     }
     let trials = [
         ("commands", commands::ALL),
         ("interrupted", interrupted::ALL),
+        ("simulated", simulated::ALL),
         ("trials", trials::ALL),
     ]
     .into_iter()

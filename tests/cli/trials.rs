@@ -3,7 +3,7 @@
 
 use kvcr_phase1::cases::PHASE1;
 
-use crate::place::Place;
+use crate::place::{Place, Typed};
 use crate::promises;
 
 promises![
@@ -21,6 +21,11 @@ promises![
     a_gate_that_moved_since_it_was_listed_is_a_failure,
     a_told_insta_may_not_hide_a_difference,
 ];
+
+/// The test binary, of which somebody wants the product, that is not there.
+fn product(place: &Place, args: &[&str]) -> Typed {
+    place.phase1(args).var("PHASE1_PROFILE", "cpu")
+}
 
 fn arms() -> Vec<&'static str> {
     let arms = PHASE1.iter().flat_map(|case| case.arms);
@@ -41,16 +46,14 @@ fn a_list_is_exactly_the_arms() {
 }
 
 fn the_ignored_are_those_that_are_gated() {
-    let list = Place::with_python()
-        .phase1(&["--list", "--format", "terse", "--ignored"])
-        .said();
+    let place = Place::with_python();
+    let list = product(&place, &["--list", "--format", "terse", "--ignored"]).said();
     assert_eq!(list.out, terse(), "without an environment that is all");
 }
 
 fn an_exact_name_that_is_gated_ends_with_3() {
     let place = Place::with_python();
-    let said = place
-        .phase1(&["--exact", "tc01::cold", "--nocapture"])
+    let said = product(&place, &["--exact", "tc01::cold", "--nocapture"])
         .under_nextest("r")
         .said();
     said.fails(
@@ -64,7 +67,7 @@ fn an_exact_name_that_is_gated_ends_with_3() {
 
 fn a_run_in_which_nothing_ran_ends_with_3_and_the_reason() {
     let place = Place::with_python();
-    place.phase1(&[]).said().fails(
+    product(&place, &[]).said().fails(
         3,
         &[
             "nothing ran; needs the locked environment `cpu`; found the `cpu` environment is not installed",
@@ -72,7 +75,7 @@ fn a_run_in_which_nothing_ran_ends_with_3_and_the_reason() {
         ],
     );
     // With another reason there is another thing to do.
-    let bare = Place::bare().phase1(&[]).said();
+    let bare = product(&Place::bare(), &[]).said();
     bare.fails(3, &["nothing ran; ", "found no suitable Python", "apt-get"]);
     assert!(!bare.err.contains("env install"), "{bare:?}");
 }
@@ -117,7 +120,7 @@ fn a_requirement_that_requires_nothing_is_a_usage_error() {
 
 fn what_is_ignored_and_run_all_the_same_says_why_it_cannot() {
     let place = Place::with_python();
-    let said = place.phase1(&["--ignored", "--exact", "tc01::cold"]).said();
+    let said = product(&place, &["--ignored", "--exact", "tc01::cold"]).said();
     assert_eq!(said.code, Some(101), "{said:?}");
     assert!(
         said.out
@@ -162,6 +165,7 @@ fn a_gate_that_moved_since_it_was_listed_is_a_failure() {
     assert_eq!(list.said().code, Some(0));
     let said = place
         .phase1(&["--exact", "tc01::cold", "--ignored"])
+        .var("PHASE1_PROFILE", "cpu")
         .under_nextest("r")
         .said();
     assert_eq!(said.code, Some(101), "{said:?}");

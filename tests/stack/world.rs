@@ -46,6 +46,7 @@ impl World {
         let fingerprint = uuid::Uuid::new_v4().simple().to_string();
         Self {
             spec: LaunchSpec {
+                simulated: false,
                 state_dir: state.to_owned(),
                 profile: format!("toys-{}", &fingerprint[..4]),
                 fingerprint,

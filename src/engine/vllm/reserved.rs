@@ -6,6 +6,7 @@
 /// Variables that the plan sets and depends on.
 const VARIABLES: &[&str] = &[
     "HOME",
+    "KVCR_SIM",
     "TMPDIR",
     "XDG_CACHE_HOME",
     "PYTHONPATH",

@@ -1,11 +1,11 @@
-//! One `dynamo.vllm` process: its arguments, environment, ports and shared memory.
+//! One `dynamo.vllm` process, or what stands in for it: its arguments, environment, ports and shared memory.
 
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
 use crate::config::Config;
-use crate::config::profile::DeviceKind;
+use crate::config::profile::{DeviceKind, EngineKind};
 use crate::environment::Installed;
 use crate::failure::Failure;
 use crate::geometry::Blocks;
@@ -89,7 +89,7 @@ pub fn plan(
     let profile = &config.profile;
     // Not a contradiction of fields: whether a release needs the overlay is preflight's finding,
     // and comes first.
-    if profile.engine.device == DeviceKind::Cpu && installed.overlay.is_none() {
+    if on_host_cores(config) && installed.overlay.is_none() {
         return Err(
             Failure::environment("vLLM cannot offload to host memory by itself")
                 .expected("the overlay on the import path (environment.overlay)")
@@ -145,11 +145,7 @@ fn argv(
     served_model: &str,
 ) -> Result<Vec<String>, Failure> {
     let engine = &config.profile.engine;
-    let mut argv: Vec<String> = vec![
-        installed.python.to_string_lossy().into_owned(),
-        "-m".to_owned(),
-        "dynamo.vllm".to_owned(),
-    ];
+    let mut argv = installed.program.module("dynamo.vllm");
     let mut option = |flag: &str, value: String| argv.extend([flag.to_owned(), value]);
     option("--model", installed.model.to_string_lossy().into_owned());
     option("--served-model-name", served_model.to_owned());
@@ -190,8 +186,10 @@ fn environment(
     // the worker registered until its lease ends, and a stop of the leader alone has the engine
     // killed before it removes its file from /dev/shm.
     set("DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS", "0");
-    set("VLLM_NO_USAGE_STATS", "1");
-    if config.profile.engine.device == DeviceKind::Cpu {
+    if config.profile.engine.kind == EngineKind::Vllm {
+        set("VLLM_NO_USAGE_STATS", "1");
+    }
+    if on_host_cores(config) {
         // GiB of device cache where `device_blocks` does not say less.
         set("VLLM_CPU_KVCACHE_SPACE", "1");
         // Several engines share the cores, so none may claim its own.
@@ -203,6 +201,12 @@ fn environment(
     }
     env.extend(config.profile.engine.env.clone());
     env
+}
+
+/// vLLM itself computes on host cores, with what that takes.
+fn on_host_cores(config: &Config) -> bool {
+    let engine = &config.profile.engine;
+    engine.kind == EngineKind::Vllm && engine.device == DeviceKind::Cpu
 }
 
 fn kv_events(port: u16) -> Value {
@@ -264,12 +268,16 @@ pub fn shm_prefix(bindings: &Bindings) -> String {
 /// Bytes of `/dev/shm` that `part` takes. KVCR's own tier is anonymous memory.
 pub fn shm_bytes(config: &Config, part: Part) -> u64 {
     let primary = config.profile.kvcr.primary_bytes;
+    let rings = match config.profile.engine.kind {
+        EngineKind::Vllm => RING_BYTES,
+        EngineKind::Sim => 0,
+    };
     match part {
         // vLLM uses whole blocks only.
         Part::Core { .. } => {
             let block = Blocks::of(&config.profile).map_or(1, |blocks| blocks.bytes);
-            RING_BYTES.saturating_add(primary / block * block)
+            rings.saturating_add(primary / block * block)
         }
-        Part::Reference => RING_BYTES,
+        Part::Reference => rings,
     }
 }

@@ -116,7 +116,13 @@ esac"#
     }
 
     fn directory(installed: &Installed) -> PathBuf {
-        installed.python.ancestors().nth(3).unwrap().to_owned()
+        installed
+            .program
+            .path()
+            .ancestors()
+            .nth(3)
+            .unwrap()
+            .to_owned()
     }
 }
 
@@ -165,7 +171,7 @@ fn a_relative_cache_is_the_same_place() {
         .locate()
         .unwrap();
     assert_eq!(found.packages, installed.packages);
-    assert!(found.python.is_absolute());
+    assert!(found.program.path().is_absolute());
 }
 
 #[test]
@@ -198,7 +204,7 @@ fn damage_is_named_and_repaired() {
             std::fs::write(directory.join(manifest::FILE), "{\"schema\"").unwrap();
         }),
         ("venv/bin/python: could not be started", &|| {
-            std::fs::remove_file(&installed.python).unwrap();
+            std::fs::remove_file(installed.program.path()).unwrap();
         }),
         ("overlay/a.py is not as installed", &|| {
             std::fs::write(directory.join("overlay/a.py"), "changed").unwrap();
@@ -210,7 +216,7 @@ fn damage_is_named_and_repaired() {
             std::fs::create_dir(directory.join("venv/site/nixl-1.0.dist-info")).unwrap();
         }),
         ("python is CPython 3.11.0 now", &|| {
-            fakes::python(&installed.python, "CPython", (3, 11, 0));
+            fakes::python(installed.program.path(), "CPython", (3, 11, 0));
         }),
     ];
     for (number, (what, damage)) in damages.iter().enumerate() {

@@ -1,11 +1,14 @@
 //! The rows, in the order in which one would look: software, then machine.
 
+use std::path::Path;
+
 use crate::config::profile::{DeviceKind, DiscoveryBackend};
 use crate::environment::bytes;
 use crate::failure::{Class, Failure};
 use crate::gate::needs::gpus as gpus_of;
 use crate::gate::{Need, skew};
 use crate::plan::LONGEST_SCRATCH;
+use crate::sim::NOTICE;
 use crate::snapshot;
 use crate::stack::state_dir::{self, ELSEWHERE, SHORTER};
 
@@ -87,9 +90,14 @@ fn needed(name: &str, need: &Need, found: String, examined: &Examined<'_>) -> Fi
 
 fn software(examined: &Examined<'_>, rows: &mut Vec<Finding>) {
     let environment = &examined.inputs.profile.environment;
+    let simulated = simulated(examined);
+    if simulated {
+        rows.push(met("stack", "the simulated stack", NOTICE).note(None));
+    }
     let need = match (&environment.lock, &environment.python) {
         (Some(lock), _) => format!("the `{lock}` environment"),
         (None, Some(python)) => format!("{}", python.display()),
+        (None, None) if simulated => "this program".to_owned(),
         (None, None) => "an environment".to_owned(),
     };
     let installed = match &examined.inputs.installed {
@@ -99,16 +107,11 @@ fn software(examined: &Examined<'_>, rows: &mut Vec<Finding>) {
     rows.push(met(
         "environment",
         need,
-        installed.python.display().to_string(),
+        installed.program.path().display().to_string(),
     ));
-    rows.push(match (&installed.overlay, environment.overlay) {
-        (Some(overlay), _) => met("overlay", "the overlay", overlay.display().to_string()),
-        (None, false) => met("overlay", "no overlay", "none, as the profile says"),
-        (None, true) => met("overlay", "the overlay", "none in this build").unmet(
-            Class::Environment,
-            "build kvcr-phase1 from a complete checkout",
-        ),
-    });
+    if !simulated {
+        rows.push(overlay(installed.overlay.as_deref(), environment.overlay));
+    }
     rows.push(met(
         "model",
         "a whole model",
@@ -120,10 +123,28 @@ fn software(examined: &Examined<'_>, rows: &mut Vec<Finding>) {
     ));
 }
 
+fn overlay(found: Option<&Path>, wanted: bool) -> Finding {
+    match (found, wanted) {
+        (Some(overlay), _) => met("overlay", "the overlay", overlay.display().to_string()),
+        (None, false) => met("overlay", "no overlay", "none, as the profile says"),
+        (None, true) => met("overlay", "the overlay", "none in this build").unmet(
+            Class::Environment,
+            "build kvcr-phase1 from a complete checkout",
+        ),
+    }
+}
+
+fn simulated(examined: &Examined<'_>) -> bool {
+    examined.inputs.profile.engine.kind.is_simulated()
+}
+
 fn packages(examined: &Examined<'_>, rows: &mut Vec<Finding>) {
     let Ok(installed) = &examined.inputs.installed else {
         return;
     };
+    if simulated(examined) {
+        return;
+    }
     let report = examined
         .preflight
         .as_ref()
@@ -225,6 +246,11 @@ fn host(examined: &Examined<'_>, rows: &mut Vec<Finding>) {
         format!("{} free", bytes(free)),
         examined,
     ));
+
+    // It listens on the loopback interface, and computes next to nothing.
+    if simulated(examined) {
+        return;
+    }
 
     let address = Need::NonLoopback {
         address: profile.network.host_address,

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use super::*;
 use crate::config::profile::{DeviceKind, DiscoveryBackend};
-use crate::environment::Package;
 use crate::environment::preflight::PackageReport;
+use crate::environment::{Package, Program};
 use crate::gate::needs::tests::facts;
 use crate::gate::needs::{Need, of_profile};
 use crate::gate::skew::tests::probe;
@@ -75,7 +75,7 @@ impl Case {
             paths: &self.paths,
             installed: Ok(Installed {
                 key: "k".to_owned(),
-                python: "/venv/bin/python".into(),
+                program: Program::Python("/venv/bin/python".into()),
                 overlay: Some("/overlay".into()),
                 model: "/model".into(),
                 model_digest: "cd".repeat(32),

@@ -172,7 +172,7 @@ catalogue! {
     StopsEarly "stops_early" Frontend,
         "an answer ends after half of its tokens, with finish reason stop", "check: tokens_equal_reference";
     StreamWithoutDone "stream_without_done" Frontend,
-        "a stream ends without [DONE]", "dynamo#14662";
+        "a stream ends without `[DONE]`", "dynamo#14662";
     StreamCut "stream_cut" Frontend,
         "a stream breaks off in a frame", "dynamo#1857";
     StreamErrorFrame "stream_error_frame" Frontend,

@@ -35,6 +35,7 @@ impl Supervisor<'_> {
             fingerprint: self.spec.fingerprint.clone(),
             generation: view.generation,
             profile: self.spec.profile.clone(),
+            simulated: self.spec.simulated,
             supervisor_pid: std::process::id(),
             leases: self.desk.held(),
             queued: self.desk.waiting(),
