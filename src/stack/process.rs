@@ -362,7 +362,8 @@ mod tests {
         let (mut kept, kept_end) = io::pipe().unwrap();
         // Not close-on-exec, as something a careless CI shell leaves behind.
         fcntl_setfd(&closed_end, FdFlags::empty()).unwrap();
-        let script = format!("echo kept >&{}; sleep 100", kept_end.as_raw_fd());
+        // By path: a shell takes only one digit after `>&`.
+        let script = format!("echo kept >/dev/fd/{}; sleep 100", kept_end.as_raw_fd());
         let leader = shell(&script, &output, &[kept_end.as_fd()]);
         drop((closed_end, kept_end));
         let mut text = Vec::new();
