@@ -19,9 +19,12 @@
 //!
 //! What does not belong here: anything that judges. The cases see a stack, and cannot tell which.
 
+pub mod agent;
 pub mod discovery;
+mod entry;
 pub mod fault;
 pub mod kvcr;
 pub mod model;
+pub mod service;
 pub mod settings;
 pub mod wire;
