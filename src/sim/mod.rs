@@ -16,6 +16,9 @@
 //! - [`fault`]: the catalogue of lies, and which are told now.
 //! - [`settings`]: what every simulated process is told beside its command line.
 //! - [`wire`]: what the processes say to one another.
+//! - [`discovery`]: how they find one another.
+//! - [`kvcr`]: pools of pages, transfers between peers, claims.
+//! - [`service`], [`agent`]: the processes `kvcr.kvcr_service` and `dynamo.kv_state_agent`.
 //!
 //! What does not belong here: anything that judges. The cases see a stack, and cannot tell which.
 
@@ -28,3 +31,28 @@ pub mod model;
 pub mod service;
 pub mod settings;
 pub mod wire;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// First argument of a process of the simulated stack; the module it stands in for and that
+/// module's own arguments follow.
+pub const SIMULATE: &str = "__sim";
+
+/// A wrong command line.
+const USAGE: u8 = 2;
+
+/// Runs one simulated process; `args` are those after [`SIMULATE`]. The plan starts these, never
+/// a person: a module that is not simulated ends with 2.
+pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
+    let mut args = args;
+    let module = args.next().unwrap_or_default();
+    match module.to_str() {
+        Some("kvcr.kvcr_service") => service::main(args),
+        Some("dynamo.kv_state_agent") => agent::main(args),
+        _ => {
+            eprintln!("sim: {} is not simulated", module.display());
+            ExitCode::from(USAGE)
+        }
+    }
+}

@@ -133,8 +133,8 @@ impl Guard {
         }
         if let Seat::Guard(source) = std::mem::take(&mut state.seat) {
             source.stop().await;
-            // Connections of its peers may hold the port for a moment, and the worker that is
-            // about to listen there must not find it taken.
+            // Whoever may still hold the endpoint, the worker that is about to listen there must
+            // not find it taken.
             let free = bind(&request.control).await;
             free.map_err(|error| {
                 format!(
