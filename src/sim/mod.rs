@@ -20,13 +20,18 @@
 //!
 //! What does not belong here: anything that judges. The cases see a stack, and cannot tell which.
 
+pub mod agent;
 pub mod cli;
 pub mod discovery;
+mod entry;
 pub mod fault;
+pub mod frontend;
 pub mod kvcr;
 pub mod model;
+pub mod service;
 pub mod settings;
 pub mod wire;
+pub mod worker;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -46,7 +51,15 @@ const USAGE: u8 = 2;
 pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let mut args = args;
     let module = args.next().unwrap_or_default();
-    // One arm a module.
-    eprintln!("sim: {} is not simulated", module.display());
-    ExitCode::from(USAGE)
+    match module.to_str() {
+        Some("dynamo.frontend") => frontend::main(args),
+        Some("dynamo.vllm") => worker::main(args),
+        Some("dynamo.kv_state_agent") => agent::main(args),
+        Some("kvcr.kvcr_service") => service::main(args),
+        Some("serve") => frontend::serve(args),
+        _ => {
+            eprintln!("sim: {} is not simulated", module.display());
+            ExitCode::from(USAGE)
+        }
+    }
 }

@@ -11,6 +11,7 @@
 //! business and not here.
 
 pub mod claim;
+mod journal;
 pub mod peer;
 pub mod pool;
 pub mod source;
