@@ -20,6 +20,29 @@
 //! What does not belong here: anything that judges. The cases see a stack, and cannot tell which.
 
 pub mod fault;
+pub mod frontend;
 pub mod model;
 pub mod settings;
 pub mod wire;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// The argument that makes this binary a process of the simulated stack. What follows is a
+/// module's name and the arguments that the real program takes.
+pub const SIM: &str = "__sim";
+
+/// Runs the simulated module that the first argument names. Exits with 2 for one that is not
+/// simulated, as Python does for a module that it cannot find with 1: the two must differ.
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let mut args = args.into_iter();
+    let module = args.next().unwrap_or_default();
+    match module.to_str() {
+        Some("dynamo.frontend") => frontend::main(args),
+        Some("serve") => frontend::serve(args),
+        _ => {
+            eprintln!("no simulated module {}", module.display());
+            ExitCode::from(2)
+        }
+    }
+}
