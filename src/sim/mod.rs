@@ -19,8 +19,10 @@
 //!
 //! What does not belong here: anything that judges. The cases see a stack, and cannot tell which.
 
+pub mod discovery;
 pub mod fault;
 pub mod frontend;
+pub mod kvcr;
 pub mod model;
 pub mod settings;
 pub mod wire;

@@ -168,25 +168,33 @@ impl Drop for Count {
     }
 }
 
+const SOURCES: &str = "dynamo_component_router_kv_zmq_ingress_sources";
+const REGISTERED: &str = "dynamo_component_router_worker_registered";
+const CONTEXT_LENGTH: &str = "dynamo_frontend_model_context_length";
+const BLOCK_SIZE: &str = "dynamo_frontend_model_kv_cache_block_size";
+const READY: &str = "dynamo_frontend_model_ready";
+
 /// The metrics page now.
 pub(super) fn page(door: &Door) -> String {
+    // What is gone must not stay on the page.
+    for name in [SOURCES, REGISTERED, CONTEXT_LENGTH, BLOCK_SIZE, READY] {
+        door.metrics.clear(name);
+    }
     let scopes = door.fleet.scopes();
     for scope in &scopes {
         let sources = format!(
             "dynamo_component=\"backend\",dynamo_namespace=\"{}\",state=\"active\",worker_id=\"{OWN_ID:x}\"",
             scope.namespace
         );
-        let name = "dynamo_component_router_kv_zmq_ingress_sources";
         let active = door.fleet.sources(&scope.namespace);
-        door.metrics.set(name, sources, active as f64);
+        door.metrics.set(SOURCES, sources, active as f64);
         for (id, prefills) in &scope.workers {
             let kind = if *prefills { "prefill" } else { "decode" };
             let labels = format!(
                 "dp_rank=\"0\",dynamo_component=\"backend\",dynamo_namespace=\"{}\",router_worker_id=\"{id}\",worker_id=\"{OWN_ID:x}\",worker_type=\"{kind}\"",
                 scope.namespace
             );
-            let name = "dynamo_component_router_worker_registered";
-            door.metrics.set(name, labels, 1.0);
+            door.metrics.set(REGISTERED, labels, 1.0);
         }
     }
     for member in door.fleet.engines() {
@@ -194,10 +202,10 @@ pub(super) fn page(door: &Door) -> String {
         let model = format!("model=\"{}\"", found.model);
         let set = |name, value| door.metrics.set(name, model.clone(), value);
         let length = f64::from(found.max_model_len);
-        set("dynamo_frontend_model_context_length", length);
+        set(CONTEXT_LENGTH, length);
         let block = f64::from(found.block_tokens);
-        set("dynamo_frontend_model_kv_cache_block_size", block);
-        set("dynamo_frontend_model_ready", 1.0);
+        set(BLOCK_SIZE, block);
+        set(READY, 1.0);
     }
     let uptime = door.began.elapsed().as_secs_f64();
     let own = format!("worker_id=\"{OWN_ID:x}\"");

@@ -109,6 +109,11 @@ impl Metrics {
         *self.lock().numbers.entry((name, labels)).or_default() += by;
     }
 
+    /// Forgets what a gauge was set to, for everything that it varies over.
+    pub(super) fn clear(&self, name: &str) {
+        self.lock().numbers.retain(|(known, _), _| *known != name);
+    }
+
     /// Sets a gauge.
     pub(super) fn set(&self, name: &'static str, labels: String, to: f64) {
         self.lock().numbers.insert((name, labels), to);
@@ -302,6 +307,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line}");
         }
-        crate::telemetry::Page::parse(&text).expect("a page");
+        let page = crate::telemetry::Page::parse(&text);
+        assert!(page.problems().is_empty() && page.is_complete());
     }
 }

@@ -67,6 +67,8 @@ pub(super) struct Body {
     maker: Option<Maker>,
     pieces: mpsc::Receiver<Piece>,
     log: Option<Stamps>,
+    /// Breaks off at the next poll.
+    cut: bool,
 }
 
 impl Body {
@@ -80,6 +82,7 @@ impl Body {
             maker: Some(Box::pin(make(Out(sender)))),
             pieces,
             log,
+            cut: false,
         }
     }
 }
@@ -93,6 +96,10 @@ impl HttpBody for Body {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let this = self.get_mut();
+        if this.cut {
+            let why = io::Error::new(io::ErrorKind::ConnectionReset, "cut");
+            return Poll::Ready(Some(Err(why)));
+        }
         if let Some(maker) = &mut this.maker
             && maker.as_mut().poll(context).is_ready()
         {
@@ -107,8 +114,11 @@ impl HttpBody for Body {
                 Poll::Ready(Some(Ok(Frame::data(bytes))))
             }
             Poll::Ready(Some(Piece::Cut)) => {
-                let why = io::Error::new(io::ErrorKind::ConnectionReset, "cut");
-                Poll::Ready(Some(Err(why)))
+                // What was handed over is written only while the body has nothing to give; an
+                // error at once would throw it away.
+                this.cut = true;
+                context.waker().wake_by_ref();
+                Poll::Pending
             }
             Poll::Ready(None) => {
                 if let Some(log) = &mut this.log {
