@@ -30,21 +30,25 @@ pub mod wire;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-/// The argument that makes this binary a process of the simulated stack. What follows is a
-/// module's name and the arguments that the real program takes.
-pub const SIM: &str = "__sim";
+/// First argument of a process of the simulated stack; the module it stands in for and that
+/// module's own arguments follow.
+pub const SIMULATE: &str = "__sim";
 
-/// Runs the simulated module that the first argument names. Exits with 2 for one that is not
-/// simulated, as Python does for a module that it cannot find with 1: the two must differ.
-pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let mut args = args.into_iter();
+/// A wrong command line.
+const USAGE: u8 = 2;
+
+/// Runs one simulated process; `args` are those after [`SIMULATE`]. The plan starts these, never
+/// a person: a module that is not simulated ends with 2.
+pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
+    let mut args = args;
     let module = args.next().unwrap_or_default();
     match module.to_str() {
+        // One arm a module.
         Some("dynamo.frontend") => frontend::main(args),
         Some("serve") => frontend::serve(args),
         _ => {
-            eprintln!("no simulated module {}", module.display());
-            ExitCode::from(2)
+            eprintln!("sim: {} is not simulated", module.display());
+            ExitCode::from(USAGE)
         }
     }
 }

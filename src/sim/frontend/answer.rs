@@ -1,10 +1,13 @@
 //! Answers, whole and in chunks, in the shapes of Dynamo 1.6.1.
 
+use std::io::Write as _;
 use std::time::Instant;
 
+use axum::body::Bytes;
 use serde_json::{Map, Value, json};
 
 use super::request::{Ask, Kind};
+use super::sse;
 use crate::sim::fault::{Fault, Faults};
 use crate::sim::model;
 
@@ -42,6 +45,17 @@ impl End {
         }
         self
     }
+}
+
+/// The parts of a token's frame that are the same for every token.
+#[derive(Debug)]
+pub(super) struct Mould {
+    /// Until the choice.
+    head: String,
+    /// Until the token's id, or the end.
+    middle: String,
+    /// After the id; empty where there is none.
+    tail: String,
 }
 
 /// What is the same in every document of one answer.
@@ -112,10 +126,16 @@ impl Answer {
     }
 
     fn chunk(&self, new: &[Token], all: &[Token], end: Option<&End>) -> Value {
+        let reason = end.and_then(|end| end.finish_reason.as_deref());
+        let choice = self.choice(new, reason);
+        let nvext = self.nvext(new, all, end);
+        self.document(vec![choice], None, nvext, true)
+    }
+
+    fn choice(&self, new: &[Token], reason: Option<&str>) -> Value {
         let ids: Vec<u32> = new.iter().map(|token| token.id).collect();
         let text = model::text(&ids);
-        let reason = end.and_then(|end| end.finish_reason.as_ref());
-        let choice = match self.ask.kind {
+        match self.ask.kind {
             Kind::Completion => {
                 let mut choice = json!({"text": text, "index": 0});
                 if self.ask.logprobs.is_some() {
@@ -132,9 +152,66 @@ impl Answer {
                 "finish_reason": reason,
                 "logprobs": if new.is_empty() { Value::Null } else { self.logprobs(new) },
             }),
+        }
+    }
+
+    /// What surrounds every token in its frame: a stream has a thousand neighbours, and builds
+    /// this once.
+    pub(super) fn mould(&self) -> Mould {
+        const CHOICE: &str = "@choice@";
+        const ID: u32 = u32::MAX;
+        let token = Token {
+            id: ID,
+            logprob: 0.0,
+            runner_up: 0,
+            runner_up_logprob: 0.0,
         };
-        let nvext = self.nvext(new, all, end);
-        self.document(vec![choice], None, nvext, true)
+        let nvext = self.nvext(&[token], &[], None);
+        let document = self.document(vec![json!(CHOICE)], None, nvext, true);
+        let frame = String::from_utf8_lossy(&sse::data(&document)).into_owned();
+        let (head, rest) = frame
+            .split_once(&format!("\"{CHOICE}\""))
+            .unwrap_or((&frame, ""));
+        let ids = format!("\"completion_token_ids\":[{ID}]");
+        let (middle, tail) = match rest.rsplit_once(&ids) {
+            Some((middle, tail)) => (
+                format!("{middle}\"completion_token_ids\":["),
+                format!("]{tail}"),
+            ),
+            None => (rest.to_owned(), String::new()),
+        };
+        Mould {
+            head: head.to_owned(),
+            middle,
+            tail,
+        }
+    }
+
+    /// The frame of a token that is not the last one.
+    pub(super) fn frame(&self, mould: &Mould, token: Token) -> Bytes {
+        let mut frame = Vec::with_capacity(mould.head.len() + mould.middle.len() + 256);
+        frame.extend_from_slice(mould.head.as_bytes());
+        // Writing to memory cannot fail, and spellings are letters, a space and `<|>`.
+        let _ = match (self.ask.logprobs, self.ask.kind) {
+            (Some(_), _) => write!(frame, "{}", self.choice(&[token], None)),
+            (None, Kind::Completion) => {
+                let text = model::text(&[token.id]);
+                write!(frame, "{{\"text\":\"{text}\",\"index\":0}}")
+            }
+            (None, Kind::Chat) => {
+                let text = model::text(&[token.id]);
+                write!(
+                    frame,
+                    "{{\"index\":0,\"delta\":{{\"content\":\"{text}\"}},\"finish_reason\":null,\"logprobs\":null}}"
+                )
+            }
+        };
+        frame.extend_from_slice(mould.middle.as_bytes());
+        if !mould.tail.is_empty() {
+            let _ = write!(frame, "{}", token.id);
+            frame.extend_from_slice(mould.tail.as_bytes());
+        }
+        frame.into()
     }
 
     /// The chunk with the usage, where it was asked for.
@@ -306,4 +383,58 @@ impl Answer {
 /// A log-probability as the server shows it beside a token: in single precision.
 fn single(logprob: f64) -> f64 {
     (logprob as f32).to_string().parse().unwrap_or(logprob)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::{Extras, Pins, Prompt};
+    use super::*;
+
+    #[test]
+    fn a_moulded_frame_is_the_frame() {
+        let token = Token {
+            id: 17,
+            logprob: -0.5,
+            runner_up: 3,
+            runner_up_logprob: -0.75,
+        };
+        for kind in [Kind::Completion, Kind::Chat] {
+            for logprobs in [None, Some(2)] {
+                for completion_token_ids in [false, true] {
+                    for worker_id in [false, true] {
+                        let answer = Answer {
+                            ask: Ask {
+                                kind,
+                                model: "ti\"ny".into(),
+                                prompt: Prompt::Ids(vec![1]),
+                                max_tokens: None,
+                                stream: true,
+                                include_usage: false,
+                                logprobs,
+                                tokens_as_ids: true,
+                                salt: None,
+                                extras: Extras {
+                                    worker_id,
+                                    completion_token_ids,
+                                    ..Extras::default()
+                                },
+                                pins: Pins::default(),
+                            },
+                            id: "cmpl-1".into(),
+                            created: 1,
+                            workers: Some((1, u64::MAX)),
+                            prompt: vec![1],
+                            received: Instant::now(),
+                            received_ms: 1,
+                            routed: Instant::now(),
+                            kv_hit_rate: 0.0,
+                        };
+                        let frame = answer.frame(&answer.mould(), token);
+                        let document = answer.token(token, &[token], None);
+                        assert_eq!(frame, sse::data(&document));
+                    }
+                }
+            }
+        }
+    }
 }

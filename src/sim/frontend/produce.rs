@@ -116,6 +116,7 @@ impl Stream {
         }
         let empty = self.faults.tell(Fault::EmptyCompletion);
         let lies = self.lies();
+        let mould = self.answer.mould();
         let mut sent: Vec<Token> = Vec::new();
         let mut seen = 0;
         let mut first = None;
@@ -165,7 +166,7 @@ impl Stream {
                 break (end, true);
             }
             if !dropped {
-                let frame = sse::data(&self.answer.token(token, &sent, None));
+                let frame = self.answer.frame(&mould, token);
                 self.hand_over(out, frame, seen, &lies).await?;
             }
         };

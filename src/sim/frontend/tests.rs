@@ -508,8 +508,15 @@ async fn the_write_log_knows_when_each_token_left() {
     assert_eq!(line["complete"], true);
     let times: Vec<u64> = serde_json::from_value(line["token_ns"].clone()).unwrap();
     assert_eq!(times.len(), 5);
-    assert!(times.is_sorted() && line["received_ns"].as_u64().unwrap() < times[0]);
-    assert!(times[4] - times[0] >= 4 * 4_000_000, "{times:?}");
+    assert!(times.is_sorted(), "{times:?}");
+    // A host may delay a token, and never hastens one.
+    let received = line["received_ns"].as_u64().unwrap();
+    for (after, time) in (1..).zip(&times) {
+        assert!(
+            time - received >= after * 5_000_000,
+            "{times:?} from {received}"
+        );
+    }
 }
 
 /// Too heavy for every run: `cargo test --lib sim::frontend -- --ignored`.
