@@ -188,6 +188,7 @@ mod tests {
         "engine/vllm/worker.rs",
         "environment/uv.rs",
         "plan/dynamo.rs",
+        "sim/frontend/mod.rs",
     ];
 
     fn sources(folder: &Path, found: &mut Vec<PathBuf>) {

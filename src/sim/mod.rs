@@ -31,7 +31,10 @@ pub mod model;
 pub mod service;
 pub mod settings;
 pub mod wire;
+<<<<<<< HEAD
 pub mod worker;
+=======
+>>>>>>> frontend
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -40,9 +43,12 @@ use std::process::ExitCode;
 /// module's own arguments follow.
 pub const SIMULATE: &str = "__sim";
 
+<<<<<<< HEAD
 /// What everything that comes from a simulated stack says.
 pub const NOTICE: &str = "simulated stack: proves the harness, never the product";
 
+=======
+>>>>>>> frontend
 /// A wrong command line.
 const USAGE: u8 = 2;
 
@@ -52,10 +58,15 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let mut args = args;
     let module = args.next().unwrap_or_default();
     match module.to_str() {
+<<<<<<< HEAD
         Some("dynamo.frontend") => frontend::main(args),
         Some("dynamo.vllm") => worker::main(args),
         Some("dynamo.kv_state_agent") => agent::main(args),
         Some("kvcr.kvcr_service") => service::main(args),
+=======
+        // One arm a module.
+        Some("dynamo.frontend") => frontend::main(args),
+>>>>>>> frontend
         Some("serve") => frontend::serve(args),
         _ => {
             eprintln!("sim: {} is not simulated", module.display());
