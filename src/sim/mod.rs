@@ -25,3 +25,4 @@ pub mod kvcr;
 pub mod model;
 pub mod settings;
 pub mod wire;
+pub mod worker;

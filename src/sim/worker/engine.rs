@@ -114,6 +114,13 @@ impl Engine {
         }
     }
 
+    /// Takes leave of the machine: nothing stays in `/dev/shm`.
+    pub fn close(&self) {
+        if let Some(host) = &self.parts.host {
+            host.close();
+        }
+    }
+
     /// The pages of a prompt that a decode engine comes for, once.
     pub fn take_handover(&self, request_id: &str) -> Option<Vec<Page>> {
         let mut handovers = lock(&self.handovers);
@@ -144,7 +151,7 @@ impl Engine {
         self.running(-1);
         ended.took = began.elapsed();
         ended.aborted = outcome.is_none();
-        meters.ended(&ended);
+        meters.finished(&ended);
         let cached = ended.device + ended.host + ended.external;
         if cached > 0
             && self.parts.around.faults.on(Fault::CounterReset)

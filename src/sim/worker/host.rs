@@ -119,6 +119,15 @@ impl HostTier {
         self.lock().leaked = true;
     }
 
+    /// Removes the file, unless it is to stay behind. Pages can still be read by who has them.
+    pub fn close(&self) {
+        let mut slots = self.lock();
+        if !std::mem::replace(&mut slots.leaked, true) {
+            // A sweep may have been faster.
+            drop(std::fs::remove_file(&self.path));
+        }
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,10 +135,7 @@ impl HostTier {
 
 impl Drop for HostTier {
     fn drop(&mut self) {
-        if !self.lock().leaked {
-            // A sweep may have been faster.
-            drop(std::fs::remove_file(&self.path));
-        }
+        self.close();
     }
 }
 

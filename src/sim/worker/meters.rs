@@ -93,7 +93,7 @@ impl Meters {
     }
 
     /// A request ended.
-    pub fn ended(&self, ended: &Ended) {
+    pub fn finished(&self, ended: &Ended) {
         let reason = if ended.aborted { "abort" } else { "length" };
         self.add("vllm:request_success_total", &[("finished_reason", reason)], 1);
         self.add("vllm:generation_tokens_total", &[], ended.generated);

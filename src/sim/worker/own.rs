@@ -1,12 +1,13 @@
 //! KVCR behind the engine: its own pool, filled behind the requests' backs and read on a hit.
 //! Peers are asked by the engine itself; a pool is served to peers by `sim::kvcr`.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
 use super::events::Events;
+use super::gauges::{Gauges, Operation};
 use super::meters::Meters;
 use crate::sim::fault::{Fault, Faults};
 use crate::sim::kvcr::Telemetry;
@@ -21,45 +22,6 @@ pub type Page = Arc<[u8]>;
 /// Longest wait before a fill: a client that scrapes right after its answer finds it settled.
 const FILL_WAIT: Duration = Duration::from_millis(5);
 
-/// Operations that KVCR has begun and not ended, as its gauge says.
-#[derive(Debug)]
-pub struct InFlight {
-    meters: Meters,
-    count: Mutex<i64>,
-}
-
-impl InFlight {
-    /// None yet.
-    pub fn new(meters: Meters) -> Arc<Self> {
-        Arc::new(Self {
-            meters,
-            count: Mutex::new(0),
-        })
-    }
-
-    /// One more, until the guard is dropped.
-    pub fn begin(self: &Arc<Self>) -> Operation {
-        self.change(1);
-        Operation(self.clone())
-    }
-
-    fn change(&self, by: i64) {
-        let mut count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        *count += by;
-        self.meters.gauge("in_flight_ops", *count);
-    }
-}
-
-/// An operation in flight.
-#[derive(Debug)]
-pub struct Operation(Arc<InFlight>);
-
-impl Drop for Operation {
-    fn drop(&mut self) {
-        self.0.change(-1);
-    }
-}
-
 /// What the tier needs of its engine.
 #[derive(Clone, Debug)]
 pub struct Surroundings {
@@ -72,7 +34,7 @@ pub struct Surroundings {
     /// Whom changes are told.
     pub events: Events,
     /// Shared with whoever else starts KVCR's operations.
-    pub in_flight: Arc<InFlight>,
+    pub gauges: Arc<Gauges>,
 }
 
 /// KVCR's own pool as the engine sees it.
@@ -120,7 +82,7 @@ impl OwnTier {
     /// Stores pages, soon and in order. Those that are there already are left alone.
     pub fn fill(&self, pages: Vec<(Key, Page)>) {
         if !pages.is_empty() {
-            let operation = self.around.in_flight.begin();
+            let operation = self.around.gauges.begin();
             // The task lives as long as the runtime.
             drop(self.fills.send(Fill { pages, operation }));
         }
@@ -130,7 +92,7 @@ impl OwnTier {
     /// failed, and has been counted so.
     pub fn deliver(&self, keys: &[Key]) -> Option<Vec<Vec<u8>>> {
         let began = Instant::now();
-        let _operation = self.around.in_flight.begin();
+        let _operation = self.around.gauges.begin();
         let Surroundings { meters, faults, .. } = &self.around;
         let fails = faults.tell(Fault::DeliverFailed) || faults.on(Fault::RecomputeWrong);
         let pages: Option<Vec<Vec<u8>>> = keys

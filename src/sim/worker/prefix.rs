@@ -366,7 +366,6 @@ impl Engine {
             return Vec::new();
         }
         let began = Instant::now();
-        let _operation = self.parts.around.in_flight.begin();
         let pages = match target.fetch(&source.endpoint, keys).await {
             Fetched::All(pages) => all_or_none(Some(pages), keys.len()),
             Fetched::Partial(pages) => pages,
