@@ -21,6 +21,7 @@
 //! What does not belong here: anything that judges. The cases see a stack, and cannot tell which.
 
 pub mod agent;
+pub mod agent;
 pub mod cli;
 pub mod discovery;
 mod entry;
@@ -31,10 +32,7 @@ pub mod model;
 pub mod service;
 pub mod settings;
 pub mod wire;
-<<<<<<< HEAD
 pub mod worker;
-=======
->>>>>>> frontend
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -64,9 +62,11 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         Some("dynamo.kv_state_agent") => agent::main(args),
         Some("kvcr.kvcr_service") => service::main(args),
 =======
-        // One arm a module.
+        match module.to_str() {
         Some("dynamo.frontend") => frontend::main(args),
->>>>>>> frontend
+        Some("dynamo.vllm") => worker::main(args),
+        Some("dynamo.kv_state_agent") => agent::main(args),
+        Some("kvcr.kvcr_service") => service::main(args),
         Some("serve") => frontend::serve(args),
         _ => {
             eprintln!("sim: {} is not simulated", module.display());
