@@ -21,7 +21,6 @@
 //! What does not belong here: anything that judges. The cases see a stack, and cannot tell which.
 
 pub mod agent;
-pub mod agent;
 pub mod cli;
 pub mod discovery;
 mod entry;
@@ -41,12 +40,9 @@ use std::process::ExitCode;
 /// module's own arguments follow.
 pub const SIMULATE: &str = "__sim";
 
-<<<<<<< HEAD
 /// What everything that comes from a simulated stack says.
 pub const NOTICE: &str = "simulated stack: proves the harness, never the product";
 
-=======
->>>>>>> frontend
 /// A wrong command line.
 const USAGE: u8 = 2;
 
@@ -56,13 +52,6 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let mut args = args;
     let module = args.next().unwrap_or_default();
     match module.to_str() {
-<<<<<<< HEAD
-        Some("dynamo.frontend") => frontend::main(args),
-        Some("dynamo.vllm") => worker::main(args),
-        Some("dynamo.kv_state_agent") => agent::main(args),
-        Some("kvcr.kvcr_service") => service::main(args),
-=======
-        match module.to_str() {
         Some("dynamo.frontend") => frontend::main(args),
         Some("dynamo.vllm") => worker::main(args),
         Some("dynamo.kv_state_agent") => agent::main(args),
