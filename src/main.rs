@@ -11,7 +11,7 @@ use kvcr_phase1::environment::cli::EnvCommand;
 use kvcr_phase1::gate::cli::DoctorArgs;
 use kvcr_phase1::harness::{USAGE, run, software};
 use kvcr_phase1::stack::supervisor;
-use kvcr_phase1::{commands, environment};
+use kvcr_phase1::{commands, environment, sim};
 
 /// End-to-end tests for KVCR deployed with Dynamo, an engine and NIXL.
 #[derive(Debug, Parser)]
@@ -67,11 +67,12 @@ enum Command {
 fn main() -> ExitCode {
     let began = Instant::now();
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
-    if args
-        .first()
-        .is_some_and(|first| first == supervisor::SUPERVISE)
-    {
+    let first = args.first();
+    if first.is_some_and(|first| first == supervisor::SUPERVISE) {
         return supervisor::main(args.into_iter().skip(1), &software::build);
+    }
+    if first.is_some_and(|first| first == sim::SIMULATE) {
+        return sim::main(args.into_iter().skip(1));
     }
     match dispatch(args, began) {
         Ok(code) => code,

@@ -26,3 +26,26 @@ pub mod model;
 pub mod settings;
 pub mod wire;
 pub mod worker;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+/// First argument of a process of the simulated stack; the module it stands in for and that
+/// module's own arguments follow.
+pub const SIMULATE: &str = "__sim";
+
+/// A wrong command line.
+const USAGE: u8 = 2;
+
+/// Runs one simulated process; `args` are those after [`SIMULATE`]. The plan starts these, never
+/// a person: a module that is not simulated ends with 2.
+pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
+    let mut args = args;
+    let module = args.next().unwrap_or_default();
+    // One arm a module.
+    if module == "dynamo.vllm" {
+        return worker::main(args);
+    }
+    eprintln!("sim: {} is not simulated", module.display());
+    ExitCode::from(USAGE)
+}
