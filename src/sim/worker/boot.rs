@@ -67,13 +67,13 @@ pub struct Running {
     pub engine: Arc<Engine>,
     /// Its system port.
     pub system: Arc<System>,
-    /// Where requests go.
-    pub address: String,
 }
 
 /// Writes a line as the engine core does.
 pub fn log(place: &str, message: &str) {
-    let now = jiff::Timestamp::now().strftime("%m-%d %H:%M:%S").to_string();
+    let now = jiff::Timestamp::now()
+        .strftime("%m-%d %H:%M:%S")
+        .to_string();
     let pid = getpid().as_raw_nonzero();
     println!("(EngineCore pid={pid}) INFO {now} {place} {message}");
 }
@@ -90,8 +90,8 @@ struct ModelConfig {
 
 /// Shape and weights of the model in `folder`.
 fn model(folder: &Path) -> Result<(Shape, u64), Failed> {
-    let bytes = std::fs::read(folder.join("config.json"))
-        .map_err(|_| Failed(start::no_model(folder)))?;
+    let bytes =
+        std::fs::read(folder.join("config.json")).map_err(|_| Failed(start::no_model(folder)))?;
     let config: ModelConfig = serde_json::from_slice(&bytes).map_err(|error| {
         Failed(format!(
             "ValueError: {}: no simulated model: {error}",
@@ -175,7 +175,12 @@ pub async fn boot(
             );
             let host = made.map_err(Failed)?;
             let (chunks, behind) = (host.chunks(), usize::from(kvcr.is_some()));
-            log("[manager.py:120]", &format!("Created TieringOffloadingManager with primary tier (lru, {chunks} chunks) and {behind} secondary tier(s)"));
+            log(
+                "[manager.py:120]",
+                &format!(
+                    "Created TieringOffloadingManager with primary tier (lru, {chunks} chunks) and {behind} secondary tier(s)"
+                ),
+            );
             Some(host)
         }
         None => None,
@@ -215,7 +220,9 @@ pub async fn boot(
         .await
         .and_then(|listener| listener.local_addr().map(|address| (listener, address)));
     let (listener, address) = requests.map_err(|error| Failed(format!("OSError: {error}")))?;
-    let control = kvcr.filter(|_| own.is_some()).map(|kvcr| kvcr.advertised.clone());
+    let control = kvcr
+        .filter(|_| own.is_some())
+        .map(|kvcr| kvcr.advertised.clone());
     let engine = Engine::new(Parts {
         shape,
         weights,
@@ -264,7 +271,10 @@ pub async fn boot(
         ),
         _ => None,
     };
-    runtime_log("INFO", "dynamo_runtime::pipeline::network::ingress::shared_tcp_endpoint: Registered endpoint 'dynamo.backend.generate'");
+    runtime_log(
+        "INFO",
+        "dynamo_runtime::pipeline::network::ingress::shared_tcp_endpoint: Registered endpoint 'dynamo.backend.generate'",
+    );
     system.ready.store(true, Ordering::Release);
     Ok(Running {
         registered,
@@ -272,7 +282,6 @@ pub async fn boot(
         claim,
         engine,
         system,
-        address: address.to_string(),
     })
 }
 
@@ -284,19 +293,39 @@ async fn serve_system(port: Option<u16>, system: &Arc<System>) {
             let router = http::system(system.clone());
             tokio::spawn(async move { axum::serve(listener, router).await });
         }
-        Err(error) => runtime_log("ERROR", &format!("dynamo_runtime::system_status_server: Failed to bind to address 127.0.0.1:{port}: Failed to bind to address: {error}")),
+        Err(error) => runtime_log(
+            "ERROR",
+            &format!(
+                "dynamo_runtime::system_status_server: Failed to bind to address 127.0.0.1:{port}: Failed to bind to address: {error}"
+            ),
+        ),
     }
 }
 
 fn announce(flags: &Flags, block_tokens: u32, shape: Shape) {
     let blocks = flags.device_blocks;
-    log("[model.py:600]", &format!("Using max model len {}", flags.max_model_len));
-    log("[kv_cache_utils.py:900]", &format!("Overriding num_gpu_blocks=4096 with num_gpu_blocks_override={blocks}"));
+    log(
+        "[model.py:600]",
+        &format!("Using max model len {}", flags.max_model_len),
+    );
+    log(
+        "[kv_cache_utils.py:900]",
+        &format!("Overriding num_gpu_blocks=4096 with num_gpu_blocks_override={blocks}"),
+    );
     if shape.state_groups > 0 {
         let sizes = vec![block_tokens.to_string(); 1 + shape.state_groups as usize];
-        log("[kv_cache_utils.py:950]", &format!("kv cache group sizes ({})", sizes.join(", ")));
+        log(
+            "[kv_cache_utils.py:950]",
+            &format!("kv cache group sizes ({})", sizes.join(", ")),
+        );
     }
-    log("[kv_cache_utils.py:1000]", &format!("CPU KV cache size: {} tokens", blocks * block_tokens as usize));
+    log(
+        "[kv_cache_utils.py:1000]",
+        &format!(
+            "CPU KV cache size: {} tokens",
+            blocks * block_tokens as usize
+        ),
+    );
 }
 
 /// KVCR's own pool, in this process or a service's, served at the control endpoint.
@@ -308,7 +337,9 @@ async fn pool(
     let (pool, claim) = match &kvcr.service {
         Some((socket, digest)) => {
             if kvcr.slots > 0 {
-                println!("WARNING [manager.py:80] secondary_g2_slots is ignored when kvcr_service_socket_path is configured");
+                println!(
+                    "WARNING [manager.py:80] secondary_g2_slots is ignored when kvcr_service_socket_path is configured"
+                );
             }
             let request = ClaimRequest {
                 digest: digest.clone(),
@@ -332,7 +363,11 @@ async fn pool(
         Arc::new(around.gauges.share()),
         around.latency,
     );
-    Ok((Some(OwnTier::start(pool, around.clone())), Some(source), claim))
+    Ok((
+        Some(OwnTier::start(pool, around.clone())),
+        Some(source),
+        claim,
+    ))
 }
 
 /// Binds the control endpoint. A Guard may need a moment to let go of it.
@@ -363,5 +398,193 @@ impl axum::serve::Listener for NoDelay {
 
     fn local_addr(&self) -> std::io::Result<Self::Addr> {
         self.0.local_addr()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::flags;
+    use super::*;
+    use crate::sim::discovery::Watch;
+    use crate::sim::model::config_json;
+    use crate::sim::wire::{Generate, Handover, Reply};
+
+    /// A place for engines: model, discovery and shared memory.
+    struct Place(tempfile::TempDir);
+
+    impl Place {
+        fn new() -> Self {
+            let folder = tempfile::tempdir().unwrap();
+            let config = config_json(Shape::DENSE).to_string();
+            std::fs::write(folder.path().join("config.json"), config).unwrap();
+            Self(folder)
+        }
+
+        async fn boot(&self, args: &[&str], faults: &[&str]) -> Result<Running, Failed> {
+            let model = self.0.path().to_string_lossy().into_owned();
+            let fixed = [
+                "--model",
+                &model,
+                "--served-model-name",
+                "tiny",
+                "--block-size",
+                "8",
+            ];
+            let args = fixed.iter().chain(args).map(|arg| (*arg).to_owned());
+            let flags = flags::parse(args).unwrap();
+            let mut settings = Settings::default();
+            settings.latency.start_us = 0;
+            settings.process = format!("{:?}", flags.role);
+            settings.faults = faults.iter().map(|fault| fault.parse().unwrap()).collect();
+            let environment = Environment {
+                system_port: None,
+                namespace: "dynamo".into(),
+                discovery: Some(self.0.path().join("discovery")),
+                shm: self.0.path().into(),
+            };
+            let faults = Faults::new(&settings.process, settings.faults.clone(), None);
+            boot(&flags, &settings, &environment, Arc::new(faults)).await
+        }
+
+        fn listed(&self) -> Vec<Registration> {
+            Watch::new(&self.0.path().join("discovery"), Duration::ZERO).look()
+        }
+    }
+
+    async fn ask(address: &str, request: &Generate) -> Vec<Reply> {
+        let url = format!("http://{address}/generate");
+        let body = serde_json::to_string(request).unwrap();
+        let post = reqwest::Client::new()
+            .post(url)
+            .header("content-type", "application/json");
+        let text = post.body(body).send().await.unwrap().text().await.unwrap();
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
+    }
+
+    fn request(handover: Option<Handover>) -> Generate {
+        Generate {
+            request_id: "r1".into(),
+            tokens: (1..30).collect(),
+            cache_salt: None,
+            max_tokens: 4,
+            hint: None,
+            handover,
+        }
+    }
+
+    fn tokens(replies: &[Reply]) -> Vec<u32> {
+        let ids = replies.iter().filter_map(|reply| match reply {
+            Reply::Token { id, .. } => Some(*id),
+            _ => None,
+        });
+        ids.collect()
+    }
+
+    #[tokio::test]
+    async fn an_engine_is_listed_answers_and_takes_leave() {
+        let place = Place::new();
+        let running = place.boot(&[], &[]).await.unwrap();
+        let [listed] = &place.listed()[..] else {
+            panic!("not listed");
+        };
+        assert!(listed.instance_id >> 63 == 1 && listed.control.is_none());
+        let replies = ask(&listed.request_address, &request(None)).await;
+        assert_eq!(tokens(&replies).len(), 4);
+        assert!(matches!(
+            replies[4],
+            Reply::Done {
+                prompt_tokens: 29,
+                ..
+            }
+        ));
+
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let router = http::system(running.system.clone());
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        let get = |path: &str| reqwest::get(format!("http://{address}{path}"));
+        let health: Value = get("/health").await.unwrap().json().await.unwrap();
+        assert_eq!(health["endpoints"]["generate"], json!("ready"));
+        let metrics = get("/metrics").await.unwrap().text().await.unwrap();
+        assert!(metrics.contains("vllm:generation_tokens_total{"));
+        running.system.ready.store(false, Ordering::Release);
+        assert_eq!(get("/health").await.unwrap().status(), 503);
+        drop(running.registered);
+        assert!(place.listed().is_empty());
+    }
+
+    #[tokio::test]
+    async fn what_one_engine_prefills_another_decodes() {
+        let place = Place::new();
+        let whole = place.boot(&[], &[]).await.unwrap();
+        let expected = ask(&place.listed()[0].request_address, &request(None)).await;
+        drop(whole);
+        let prefill = place
+            .boot(&["--disaggregation-mode", "prefill"], &[])
+            .await
+            .unwrap();
+        let replies = ask(&place.listed()[0].request_address, &request(None)).await;
+        drop(prefill.registered);
+        let Some(Reply::Done {
+            handover: Some(handover),
+            ..
+        }) = replies.last().cloned()
+        else {
+            panic!("{replies:?}");
+        };
+        let decode = place
+            .boot(&["--disaggregation-mode", "decode"], &[])
+            .await
+            .unwrap();
+        let address = place.listed()[0].request_address.clone();
+        let replies = ask(&address, &request(Some(handover.clone()))).await;
+        assert_eq!(tokens(&replies), tokens(&expected));
+        let page = decode.system.page.render(true).unwrap();
+        let line = page
+            .lines()
+            .find(|line| line.contains("source=\"external_kv_transfer\""));
+        assert!(line.unwrap().ends_with(" 29.0"));
+        // They are handed over once.
+        let again = ask(&address, &request(Some(handover))).await;
+        assert!(matches!(again[..], [Reply::Failed { status: 500, .. }]));
+    }
+
+    #[tokio::test]
+    async fn an_engine_can_be_healthy_and_unknown() {
+        let place = Place::new();
+        let running = place.boot(&[], &["start_unregistered"]).await.unwrap();
+        assert!(running.registered.is_none() && place.listed().is_empty());
+        assert!(running.system.ready.load(Ordering::Acquire));
+    }
+
+    #[tokio::test]
+    async fn a_missing_model_and_a_taken_port_are_said_as_the_real_engine_says_them() {
+        let place = Place::new();
+        let taken = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = taken.local_addr().unwrap().port();
+        let events = json!({"endpoint": format!("tcp://*:{port}"), "enable_kv_cache_events": true});
+        let failed = place
+            .boot(&["--kv-events-config", &events.to_string()], &[])
+            .await;
+        assert_eq!(failed.err(), Some(Failed(start::events_port_taken(port))));
+        std::fs::remove_file(place.0.path().join("config.json")).unwrap();
+        let failed = place.boot(&[], &[]).await.err().unwrap();
+        assert!(failed.0.contains("HFValidationError"));
+    }
+
+    #[tokio::test]
+    async fn a_start_can_hang_and_be_slow() {
+        for fault in ["start_hangs", "start_slow"] {
+            let place = Place::new();
+            let faults = [fault];
+            let starts = place.boot(&[], &faults);
+            let waited = tokio::time::timeout(Duration::from_millis(200), starts).await;
+            assert!(waited.is_err(), "{fault}");
+            assert!(place.listed().is_empty());
+        }
     }
 }

@@ -215,7 +215,11 @@ impl Engine {
                 blocks: (request.tokens.len() / self.parts.block_tokens) as u64,
             }
         });
-        let max_tokens = if handover.is_some() { 1 } else { request.max_tokens };
+        let max_tokens = if handover.is_some() {
+            1
+        } else {
+            request.max_tokens
+        };
         self.decode(request, prefilled, max_tokens, replies, began, ended)
             .await?;
         Some(Reply::Done {
@@ -252,11 +256,7 @@ impl Engine {
 
     pub(super) fn hashes(&self, tokens: &[u32], salt: Option<&str>) -> Vec<u64> {
         let ignored = salt.is_some() && self.parts.around.faults.tell(Fault::SaltIgnored);
-        block_hashes(
-            tokens,
-            self.parts.block_tokens,
-            salt.filter(|_| !ignored),
-        )
+        block_hashes(tokens, self.parts.block_tokens, salt.filter(|_| !ignored))
     }
 
     pub(super) fn state_keys(&self, block: u64) -> impl Iterator<Item = Key> + use<> {
@@ -382,7 +382,10 @@ impl Engine {
     pub(super) fn keep(&self, pages: &[(Key, Page)], computed: bool) {
         let Surroundings { meters, faults, .. } = &self.parts.around;
         if computed && let Some(host) = &self.parts.host {
-            let new: Vec<_> = pages.iter().filter(|(key, _)| !host.contains(key)).collect();
+            let new: Vec<_> = pages
+                .iter()
+                .filter(|(key, _)| !host.contains(key))
+                .collect();
             for (key, page) in new.iter().rev() {
                 if let Err(error) = host.put(*key, page) {
                     println!("ERROR vllm.offloading: host tier: {error}");
@@ -410,10 +413,13 @@ impl Engine {
             }
         }
         stored.retain(|key| device.contains(key));
-        let share = device.len() as f64 / self.parts.device_blocks as f64;
+        let share = device.count() as f64 / self.parts.device_blocks as f64;
         meters.device_usage(share);
         let (stored, removed) = (attention(&stored), attention(&removed));
-        self.parts.around.events.publish(Cache::Device, stored, removed);
+        self.parts
+            .around
+            .events
+            .publish(Cache::Device, stored, removed);
     }
 
     /// Generates, and stores what was computed in KVCR when the answer is complete.
@@ -502,7 +508,10 @@ impl Engine {
         handover: &Handover,
         ended: &mut Ended,
     ) -> Result<Prefilled, String> {
-        let url = format!("http://{}/handover/{}", handover.address, handover.request_id);
+        let url = format!(
+            "http://{}/handover/{}",
+            handover.address, handover.request_id
+        );
         let failed = |error: &dyn std::fmt::Display| format!("NIXL transfer failed: {error}");
         let response = self.http.get(url).send().await.map_err(|e| failed(&e))?;
         let response = response.error_for_status().map_err(|e| failed(&e))?;
@@ -516,7 +525,10 @@ impl Engine {
         let states = self.parts.shape.state_groups as usize;
         let whole = blocks + if blocks > 0 { states } else { 0 };
         if handover.blocks != blocks as u64 || pages.len() != whole {
-            return Err(failed(&format_args!("{} pages instead of {whole}", pages.len())));
+            return Err(failed(&format_args!(
+                "{} pages instead of {whole}",
+                pages.len()
+            )));
         }
         tokio::time::sleep(self.parts.around.latency.transfer(blocks as u64)).await;
         let mut held = self.nothing_held();
@@ -533,7 +545,10 @@ impl Engine {
         let known: Vec<(Key, Page)> = keys.zip(pages.iter().cloned()).collect();
         let device = {
             let device = lock(&self.device);
-            known.iter().take_while(|(key, _)| device.contains(key)).count()
+            known
+                .iter()
+                .take_while(|(key, _)| device.contains(key))
+                .count()
         };
         self.keep(&known, false);
         ended.device = (device * self.parts.block_tokens) as u64;

@@ -273,10 +273,12 @@ fn transfer(config: &Value) -> Result<Option<Tiers>, Refused> {
 
 fn kvcr(tier: &Value, self_describing: bool) -> Result<Kvcr, Refused> {
     let text = |name: &str| tier[name].as_str().map(str::to_owned);
-    let millis = |name: &str, default| {
-        Duration::from_millis(tier[name].as_u64().unwrap_or(default))
-    };
-    let service = match (text("kvcr_service_socket_path"), text("compatibility_digest")) {
+    let millis =
+        |name: &str, default| Duration::from_millis(tier[name].as_u64().unwrap_or(default));
+    let service = match (
+        text("kvcr_service_socket_path"),
+        text("compatibility_digest"),
+    ) {
         (Some(socket), Some(digest)) => Some((socket.into(), digest)),
         (None, None) => None,
         _ => {
@@ -285,13 +287,18 @@ fn kvcr(tier: &Value, self_describing: bool) -> Result<Kvcr, Refused> {
             ));
         }
     };
-    let ports = tier["control_ports"].as_array().map_or(&[][..], Vec::as_slice);
+    let ports = tier["control_ports"]
+        .as_array()
+        .map_or(&[][..], Vec::as_slice);
     let [port] = ports else {
         return Err(invalid(
             "control_ports must contain exactly one port when data_parallel_rank_local is unset",
         ));
     };
-    if tier["router_capabilities"].as_array().is_none_or(Vec::is_empty) {
+    if tier["router_capabilities"]
+        .as_array()
+        .is_none_or(Vec::is_empty)
+    {
         return Err(invalid(
             "KVCR secondary tier requires router capabilities: ['router_hint']",
         ));
@@ -426,7 +433,10 @@ mod tests {
             ("router_capabilities", json!([]), "router capabilities"),
         ] {
             let text = change(name, value);
-            assert!(text.starts_with("ValueError: ") && text.contains(why), "{text}");
+            assert!(
+                text.starts_with("ValueError: ") && text.contains(why),
+                "{text}"
+            );
         }
     }
 }

@@ -33,6 +33,13 @@ impl Gauges {
         self.meters.gauge(resource, *sum);
     }
 
+    /// Operations in flight.
+    #[cfg(test)]
+    pub(super) fn in_flight(&self) -> i64 {
+        let sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        sums.get(IN_FLIGHT).copied().unwrap_or(0)
+    }
+
     /// One more operation in flight, until the guard is dropped.
     pub fn begin(self: &Arc<Self>) -> Operation {
         self.change(IN_FLIGHT, 1);

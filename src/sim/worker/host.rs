@@ -51,7 +51,13 @@ impl HostTier {
             .truncate(true)
             .open(&path)
             .and_then(|file| file.set_len((count * page_bytes) as u64).map(|()| file))
-            .map_err(|error| format!("OSError: [Errno {}] {error}: '{}'", error.raw_os_error().unwrap_or(0), path.display()))?;
+            .map_err(|error| {
+                format!(
+                    "OSError: [Errno {}] {error}: '{}'",
+                    error.raw_os_error().unwrap_or(0),
+                    path.display()
+                )
+            })?;
         Ok(Self {
             path,
             file,
@@ -76,10 +82,17 @@ impl HostTier {
         if slots.used.get(&key).is_some() {
             return Ok(());
         }
-        let Some(slot) = slots.free.pop().or_else(|| slots.used.pop().map(|(_, slot)| slot)) else {
+        let Some(slot) = slots
+            .free
+            .pop()
+            .or_else(|| slots.used.pop().map(|(_, slot)| slot))
+        else {
             return Ok(());
         };
-        if let Err(error) = self.file.write_all_at(page, (slot * self.page_bytes) as u64) {
+        if let Err(error) = self
+            .file
+            .write_all_at(page, (slot * self.page_bytes) as u64)
+        {
             slots.free.push(slot);
             return Err(error);
         }
@@ -111,7 +124,7 @@ impl HostTier {
     /// Room, in pages.
     pub fn chunks(&self) -> usize {
         let slots = self.lock();
-        slots.used.len() + slots.free.len()
+        slots.used.count() + slots.free.len()
     }
 
     /// Leaves the file behind.

@@ -131,6 +131,10 @@ async fn metrics(State(system): State<Arc<System>>) -> Response {
     let asked = system.engine.get().is_some_and(|engine| engine.asked());
     match system.page.render(asked) {
         Some(page) => ([(CONTENT_TYPE, "text/plain; version=0.0.4")], page).into_response(),
-        None => (StatusCode::INTERNAL_SERVER_ERROR, "Failed to encode metrics").into_response(),
+        None => (
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "Failed to encode metrics",
+        )
+            .into_response(),
     }
 }

@@ -81,7 +81,7 @@ impl<V> Lru<V> {
     }
 
     /// Entries.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.entries.len()
     }
 }
@@ -125,8 +125,8 @@ mod tests {
                     list.extend(found);
                     prop_assert_eq!(lru.get(&key(block)).copied(), found.map(|(_, value)| value));
                 }
-                prop_assert_eq!(lru.len(), list.len());
-                prop_assert!(lru.len() <= slots);
+                prop_assert_eq!(lru.count(), list.len());
+                prop_assert!(lru.count() <= slots);
             }
         }
     }
@@ -140,6 +140,6 @@ mod tests {
         assert!(lru.contains(&key(1)));
         assert_eq!(lru.insert(key(3), ()), Some((key(1), ())));
         lru.insert_beyond(key(4), ());
-        assert_eq!(lru.len(), 3);
+        assert_eq!(lru.count(), 3);
     }
 }

@@ -54,8 +54,10 @@ impl Meters {
     pub fn running(&self, running: i64) {
         let running = running as f64;
         self.registry.set("vllm:num_requests_running", &[], running);
-        self.registry.set("dynamo_component_inflight_requests", &[], running);
-        self.registry.set("dynamo_work_handler_pool_active_tasks", &[], running);
+        self.registry
+            .set("dynamo_component_inflight_requests", &[], running);
+        self.registry
+            .set("dynamo_work_handler_pool_active_tasks", &[], running);
     }
 
     /// Where the prompt's tokens came from. Counted when the first token is there, as the real
@@ -84,18 +86,32 @@ impl Meters {
         self.add("vllm:prefix_cache_hits_total", &[], ended.device);
         let asked = ended.prompt - ended.device.min(ended.prompt);
         self.add("vllm:external_prefix_cache_queries_total", &[], asked);
-        self.add("vllm:external_prefix_cache_hits_total", &[], ended.host + ended.external);
+        self.add(
+            "vllm:external_prefix_cache_hits_total",
+            &[],
+            ended.host + ended.external,
+        );
         let computed = ended.prompt.saturating_sub(cached) as f64;
-        self.registry.observe("vllm:request_prefill_kv_computed_tokens", &[], computed);
+        self.registry
+            .observe("vllm:request_prefill_kv_computed_tokens", &[], computed);
         let first = ended.to_first.as_secs_f64();
-        self.registry.observe("vllm:time_to_first_token_seconds", &[], first);
-        self.registry.observe("dynamo_work_handler_time_to_first_response_seconds", &[], first);
+        self.registry
+            .observe("vllm:time_to_first_token_seconds", &[], first);
+        self.registry.observe(
+            "dynamo_work_handler_time_to_first_response_seconds",
+            &[],
+            first,
+        );
     }
 
     /// A request ended.
     pub fn finished(&self, ended: &Ended) {
         let reason = if ended.aborted { "abort" } else { "length" };
-        self.add("vllm:request_success_total", &[("finished_reason", reason)], 1);
+        self.add(
+            "vllm:request_success_total",
+            &[("finished_reason", reason)],
+            1,
+        );
         self.add("vllm:generation_tokens_total", &[], ended.generated);
         self.add("dynamo_component_requests_total", &[], 1);
         if ended.aborted {
@@ -106,11 +122,17 @@ impl Meters {
         for (name, value) in [
             ("vllm:request_prompt_tokens", ended.prompt as f64),
             ("vllm:request_generation_tokens", ended.generated as f64),
-            ("vllm:request_max_num_generation_tokens", ended.generated as f64),
+            (
+                "vllm:request_max_num_generation_tokens",
+                ended.generated as f64,
+            ),
             ("vllm:request_params_max_tokens", ended.max_tokens as f64),
             ("vllm:request_params_n", 1.0),
             ("vllm:request_num_preemptions", 0.0),
-            ("vllm:iteration_tokens_total", (ended.prompt + ended.generated) as f64),
+            (
+                "vllm:iteration_tokens_total",
+                (ended.prompt + ended.generated) as f64,
+            ),
             ("vllm:e2e_request_latency_seconds", whole),
             ("vllm:request_inference_time_seconds", whole),
             ("vllm:request_queue_time_seconds", 0.0),
@@ -123,9 +145,11 @@ impl Meters {
         }
         if ended.generated > 1 {
             let gap = decode / (ended.generated - 1) as f64;
-            self.registry.observe("vllm:request_time_per_output_token_seconds", &[], gap);
+            self.registry
+                .observe("vllm:request_time_per_output_token_seconds", &[], gap);
             for _ in 1..ended.generated {
-                self.registry.observe("vllm:inter_token_latency_seconds", &[], gap);
+                self.registry
+                    .observe("vllm:inter_token_latency_seconds", &[], gap);
             }
         }
     }
@@ -134,9 +158,17 @@ impl Meters {
     pub fn looked_up(&self, tier: &str, queries: u64, hits: u64) {
         let labels = [("tier", tier)];
         if queries > 0 {
-            self.add("vllm:kv_offload_tiering_chunk_queries_total", &labels, queries);
+            self.add(
+                "vllm:kv_offload_tiering_chunk_queries_total",
+                &labels,
+                queries,
+            );
             for _ in 0..queries {
-                self.registry.observe("vllm:kv_offload_tiering_lookup_sync_delay_seconds", &labels, 2e-6);
+                self.registry.observe(
+                    "vllm:kv_offload_tiering_lookup_sync_delay_seconds",
+                    &labels,
+                    2e-6,
+                );
             }
         }
         if hits > 0 {
@@ -151,10 +183,17 @@ impl Meters {
         }
         self.transferred("CPU_to_GPU", bytes, took);
         self.add("vllm:kv_offload_load_bytes_total", &[], bytes);
-        self.registry.add("vllm:kv_offload_load_time_total", &[], took.as_secs_f64());
-        self.registry.observe("vllm:kv_offload_load_size", &[], bytes as f64);
-        self.registry.observe("vllm:kv_offload_lookup_sync_delay_seconds", &[], 2e-5);
-        self.registry.observe("vllm:kv_offload_lookup_async_delay_seconds", &[], took.as_secs_f64());
+        self.registry
+            .add("vllm:kv_offload_load_time_total", &[], took.as_secs_f64());
+        self.registry
+            .observe("vllm:kv_offload_load_size", &[], bytes as f64);
+        self.registry
+            .observe("vllm:kv_offload_lookup_sync_delay_seconds", &[], 2e-5);
+        self.registry.observe(
+            "vllm:kv_offload_lookup_async_delay_seconds",
+            &[],
+            took.as_secs_f64(),
+        );
     }
 
     /// Computed blocks went into the host tier.
@@ -164,16 +203,24 @@ impl Meters {
         }
         self.transferred("GPU_to_CPU", bytes, Duration::from_micros(50));
         self.add("vllm:kv_offload_store_bytes_total", &[], bytes);
-        self.registry.add("vllm:kv_offload_store_time_total", &[], 5e-5);
-        self.registry.observe("vllm:kv_offload_store_size", &[], bytes as f64);
-        self.registry.observe("vllm:kv_offload_cpu_allocation_size", &[], pages as f64);
+        self.registry
+            .add("vllm:kv_offload_store_time_total", &[], 5e-5);
+        self.registry
+            .observe("vllm:kv_offload_store_size", &[], bytes as f64);
+        self.registry
+            .observe("vllm:kv_offload_cpu_allocation_size", &[], pages as f64);
     }
 
     fn transferred(&self, direction: &str, bytes: u64, took: Duration) {
         let labels = [("transfer_type", direction)];
         self.add("vllm:kv_offload_total_bytes_total", &labels, bytes);
-        self.registry.add("vllm:kv_offload_total_time_total", &labels, took.as_secs_f64());
-        self.registry.observe("vllm:kv_offload_size", &labels, bytes as f64);
+        self.registry.add(
+            "vllm:kv_offload_total_time_total",
+            &labels,
+            took.as_secs_f64(),
+        );
+        self.registry
+            .observe("vllm:kv_offload_size", &labels, bytes as f64);
     }
 
     /// Bytes that KVCR gave to the host tier.
@@ -181,7 +228,11 @@ impl Meters {
         if bytes > 0 {
             let labels = [("tier", KVCR)];
             self.add("vllm:kv_offload_tiering_read_bytes_total", &labels, bytes);
-            self.registry.add("vllm:kv_offload_tiering_read_time_total", &labels, took.as_secs_f64());
+            self.registry.add(
+                "vllm:kv_offload_tiering_read_time_total",
+                &labels,
+                took.as_secs_f64(),
+            );
         }
     }
 
@@ -190,7 +241,11 @@ impl Meters {
         if bytes > 0 {
             let labels = [("tier", KVCR)];
             self.add("vllm:kv_offload_tiering_write_bytes_total", &labels, bytes);
-            self.registry.add("vllm:kv_offload_tiering_write_time_total", &labels, took.as_secs_f64());
+            self.registry.add(
+                "vllm:kv_offload_tiering_write_time_total",
+                &labels,
+                took.as_secs_f64(),
+            );
         }
     }
 
@@ -209,14 +264,19 @@ impl Meters {
         if count > 0 {
             for stage in ["received", "accepted"] {
                 let labels = [("event_type", kind), ("stage", stage)];
-                self.add("dynamo_component_kv_publisher_zmq_events_total", &labels, count);
+                self.add(
+                    "dynamo_component_kv_publisher_zmq_events_total",
+                    &labels,
+                    count,
+                );
             }
         }
     }
 
     /// Share of the device cache in use, 0 to 1.
     pub fn device_usage(&self, share: f64) {
-        self.registry.set("dynamo_component_gpu_cache_usage_percent", &[], share);
+        self.registry
+            .set("dynamo_component_gpu_cache_usage_percent", &[], share);
     }
 
     /// Slots of KVCR's own pool.

@@ -11,21 +11,21 @@
 //! What KVCR itself does is `sim::kvcr`'s; what a prompt reads as and where it goes is the front
 //! door's. Every fault is told where the lie happens, never here in one place.
 
-mod boot;
-mod death;
-mod engine;
-mod events;
-mod flags;
-mod gauges;
-mod host;
-mod http;
-mod lru;
-mod meters;
-mod own;
-mod page;
-mod prefix;
-mod registry;
-mod start;
+pub mod boot;
+pub mod death;
+pub mod engine;
+pub mod events;
+pub mod flags;
+pub mod gauges;
+pub mod host;
+pub mod http;
+pub mod lru;
+pub mod meters;
+pub mod own;
+pub mod page;
+pub mod prefix;
+pub mod registry;
+pub mod start;
 
 use std::ffi::OsString;
 use std::process::ExitCode;

@@ -64,7 +64,9 @@ impl MetricsPage {
         if tells(Fault::CountersNeverSettle) {
             memory.crept += 1;
             let crept = memory.crept as f64;
-            page = with_value(&page, "vllm:generation_tokens_total{", |value| value + crept);
+            page = with_value(&page, "vllm:generation_tokens_total{", |value| {
+                value + crept
+            });
         }
         if tells(Fault::GaugeStuck) {
             page = with_value(&page, "resource=\"in_flight_ops\"", |_| 1.0);
@@ -79,13 +81,17 @@ impl MetricsPage {
             page.push_str("vllm:prompt_tokens_total{engine=\"0\" twelve\n");
         }
         if tells(Fault::PageDuplicate) {
-            let line = page.lines().find(|line| line.starts_with("vllm:prompt_tokens_total{"));
+            let line = page
+                .lines()
+                .find(|line| line.starts_with("vllm:prompt_tokens_total{"));
             if let Some((series, _)) = line.and_then(|line| line.rsplit_once(' ')) {
                 page = format!("{page}{series} 1.0\n");
             }
         }
         if tells(Fault::PageCut) {
-            let middle = page.find("vllm:prompt_tokens_total{").unwrap_or(page.len() / 2);
+            let middle = page
+                .find("vllm:prompt_tokens_total{")
+                .unwrap_or(page.len() / 2);
             page.truncate(middle + "vllm:prompt_tokens_total{".len());
         }
         Some(page)
@@ -148,9 +154,9 @@ fn counters(page: &str) -> HashMap<String, String> {
 /// Counters as they were; those that were not there yet stay away.
 fn freeze(page: &str, frozen: &HashMap<String, String>) -> String {
     lines(page, |line| match line.rsplit_once(' ') {
-        Some((series, _)) if !line.starts_with('#') && is_counter(series) => frozen
-            .get(series)
-            .map(|value| format!("{series} {value}")),
+        Some((series, _)) if !line.starts_with('#') && is_counter(series) => {
+            frozen.get(series).map(|value| format!("{series} {value}"))
+        }
         _ => Some(line.to_owned()),
     })
 }
@@ -168,8 +174,16 @@ mod tests {
             kvcr: true,
         };
         let registry = Arc::new(Registry::new(&identity(), present));
-        registry.add("vllm:kvcr_transfer_blocks_total", &[("operation", "local_fill")], 8.0);
-        registry.add("vllm:kv_offload_tiering_read_bytes_total", &[("tier", "1:kvcr")], 9.0);
+        registry.add(
+            "vllm:kvcr_transfer_blocks_total",
+            &[("operation", "local_fill")],
+            8.0,
+        );
+        registry.add(
+            "vllm:kv_offload_tiering_read_bytes_total",
+            &[("tier", "1:kvcr")],
+            9.0,
+        );
         registry.add("vllm:prompt_tokens_total", &[], 5.0);
         registry.add(
             "vllm:prompt_tokens_by_source_total",
@@ -234,10 +248,17 @@ mod tests {
         let (registry, frozen) = page(&["counter_frozen"]);
         let first = frozen.render(true).unwrap();
         registry.add("vllm:prompt_tokens_total", &[], 7.0);
-        registry.add("vllm:kvcr_transfer_blocks_total", &[("operation", "new")], 7.0);
+        registry.add(
+            "vllm:kvcr_transfer_blocks_total",
+            &[("operation", "new")],
+            7.0,
+        );
         let second = Page::parse(&frozen.render(true).unwrap());
         assert_eq!(read(&second, "vllm:prompt_tokens_total", &[]), Some(5.0));
-        assert_eq!(counters(&first).len(), counters(&frozen.render(true).unwrap()).len());
+        assert_eq!(
+            counters(&first).len(),
+            counters(&frozen.render(true).unwrap()).len()
+        );
 
         let (_, creeping) = page(&["counters_never_settle"]);
         let tokens = || {

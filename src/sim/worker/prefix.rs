@@ -37,7 +37,7 @@ pub(super) struct Prefix {
 
 impl Prefix {
     /// Reused blocks.
-    pub fn blocks(&self) -> usize {
+    pub(super) fn blocks(&self) -> usize {
         self.attention.len()
     }
 }
@@ -68,7 +68,9 @@ struct Source {
 
 impl Source {
     fn may_hold(&self, block: u64) -> bool {
-        self.blocks.as_ref().is_none_or(|blocks| blocks.contains(&block))
+        self.blocks
+            .as_ref()
+            .is_none_or(|blocks| blocks.contains(&block))
     }
 }
 
@@ -96,11 +98,13 @@ impl Engine {
         let mut prefix = self.on_device(&hashes[..limit.min(hashes.len())]);
         let source = self.source(request.hint.as_ref());
         let mut behind = self.behind(hashes, prefix.device, source.as_ref());
-        if faults.on(Fault::HitTooShort) && prefix.device + behind.attention.len() > 0 {
-            faults.tell(Fault::HitTooShort);
+        if prefix.device + behind.attention.len() > 0 && faults.tell(Fault::HitTooShort) {
             self.shorten(&mut prefix, &mut behind);
         }
-        if behind.attention.iter().any(|(_, place)| *place == Place::Own)
+        if behind
+            .attention
+            .iter()
+            .any(|(_, place)| *place == Place::Own)
             && faults.tell(Fault::LivelockedLoad)
         {
             // Ends with the client's patience.
@@ -146,7 +150,8 @@ impl Engine {
             .rev()
             .find(|blocks| {
                 blocks.checked_sub(1).is_none_or(|last| {
-                    self.state_keys(hashes[last]).all(|key| device.contains(&key))
+                    self.state_keys(hashes[last])
+                        .all(|key| device.contains(&key))
                 })
             })
             .unwrap_or(0);
@@ -154,7 +159,10 @@ impl Engine {
         let mut pages: Vec<Page> = Vec::new();
         let mut states: Vec<Page> = Vec::new();
         if let Some(last) = blocks.checked_sub(1) {
-            states.extend(self.state_keys(hashes[last]).filter_map(|key| device.get(&key).cloned()));
+            states.extend(
+                self.state_keys(hashes[last])
+                    .filter_map(|key| device.get(&key).cloned()),
+            );
         }
         for block in hashes[..blocks].iter().rev() {
             pages.extend(device.get(&attention(*block)).cloned());
@@ -193,8 +201,7 @@ impl Engine {
                 .into_iter()
                 .filter_map(|other| other.control)
                 .find(|control| control != own)?;
-            faults.tell(Fault::FreshPulls);
-            return Some(Source {
+            return faults.tell(Fault::FreshPulls).then_some(Source {
                 endpoint: other,
                 blocks: None,
             });
@@ -232,7 +239,9 @@ impl Engine {
         }
         let hits = |here: bool| {
             let found = behind.attention.iter();
-            found.filter(|(_, place)| (*place == Place::Host) == here).count() as u64
+            found
+                .filter(|(_, place)| (*place == Place::Host) == here)
+                .count() as u64
         };
         let meters = &self.parts.around.meters;
         meters.looked_up(meters::HOST, asked_host, hits(true));
@@ -255,8 +264,7 @@ impl Engine {
             }
             behind.attention.pop();
         }
-        if faults.on(Fault::StateOverTransfer) && behind.attention.len() > 1 {
-            faults.tell(Fault::StateOverTransfer);
+        if behind.attention.len() > 1 && faults.tell(Fault::StateOverTransfer) {
             let before = &behind.attention[..behind.attention.len() - 1];
             behind.needless = before
                 .iter()
@@ -284,7 +292,7 @@ impl Engine {
         let near = wanted.iter().filter(|(_, at)| *at != Place::Peer).count();
         tokio::time::sleep(self.parts.around.latency.load(near as u64)).await;
 
-        let host = self.from_host(&of(Place::Host));
+        let host = self.out_of_host(&of(Place::Host));
         let own_keys = of(Place::Own);
         let own = match &self.parts.own {
             Some(tier) if !own_keys.is_empty() => {
@@ -294,7 +302,7 @@ impl Engine {
             }
             _ => Vec::new(),
         };
-        let peer = self.from_peer(&of(Place::Peer), source).await;
+        let peer = self.out_of_peer(&of(Place::Peer), source).await;
         let (mut host, mut own, mut peer) = (host.into_iter(), own.into_iter(), peer.into_iter());
         let got: Vec<(Key, Place, Option<Page>)> = wanted
             .iter()
@@ -309,18 +317,25 @@ impl Engine {
             .collect();
 
         let (blocks, states) = (behind.attention.len(), behind.states.len());
-        let mut usable = got[..blocks].iter().take_while(|(.., page)| page.is_some()).count();
-        let whole = got[blocks..blocks + states].iter().all(|(.., page)| page.is_some());
+        let mut usable = got[..blocks]
+            .iter()
+            .take_while(|(.., page)| page.is_some())
+            .count();
+        let whole = got[blocks..blocks + states]
+            .iter()
+            .all(|(.., page)| page.is_some());
         if states > 0 && (usable < blocks || !whole) {
             usable = 0;
         }
-        let pages = |range: std::ops::Range<usize>| {
-            got[range].iter().filter_map(|(.., page)| page.clone())
-        };
+        let pages =
+            |range: std::ops::Range<usize>| got[range].iter().filter_map(|(.., page)| page.clone());
         if usable > 0 {
             prefix.attention.extend(pages(0..usable));
             prefix.states = pages(blocks..blocks + states).collect();
-            let host = got[..usable].iter().filter(|(_, at, _)| *at == Place::Host).count();
+            let host = got[..usable]
+                .iter()
+                .filter(|(_, at, _)| *at == Place::Host)
+                .count();
             prefix.host = host;
             prefix.external = usable - host;
         }
@@ -345,11 +360,14 @@ impl Engine {
         meters.loaded((used.len() * page_bytes) as u64, began.elapsed());
     }
 
-    fn from_host(&self, keys: &[Key]) -> Vec<Option<Vec<u8>>> {
+    fn out_of_host(&self, keys: &[Key]) -> Vec<Option<Vec<u8>>> {
         let Some(host) = &self.parts.host else {
             return Vec::new();
         };
-        let mut pages: Vec<_> = keys.iter().map(|key| host.get(key).ok().flatten()).collect();
+        let mut pages: Vec<_> = keys
+            .iter()
+            .map(|key| host.get(key).ok().flatten())
+            .collect();
         if let Some(Some(first)) = pages.first_mut()
             && self.parts.around.faults.tell(Fault::CorruptHostBlock)
         {
@@ -358,7 +376,7 @@ impl Engine {
         pages
     }
 
-    async fn from_peer(&self, keys: &[Key], source: Option<&Source>) -> Vec<Option<Vec<u8>>> {
+    async fn out_of_peer(&self, keys: &[Key], source: Option<&Source>) -> Vec<Option<Vec<u8>>> {
         let (Some(target), Some(source)) = (&self.parts.target, source) else {
             return Vec::new();
         };

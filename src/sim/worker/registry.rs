@@ -230,7 +230,9 @@ impl Registry {
                     })
                     .collect();
                 let mut sample = self.sample(family, &own);
-                sample.all.retain(|(name, _)| !without.contains(&name.as_str()));
+                sample
+                    .all
+                    .retain(|(name, _)| !without.contains(&name.as_str()));
                 sample.value = *value;
                 samples.push(sample);
             }
@@ -332,7 +334,10 @@ impl Registry {
 /// Name of the endpoint that a router asks for this worker's blocks.
 pub fn query_source(instance: u64) -> String {
     // Its own id, as in the real worker: not the instance's.
-    format!("worker_kv_query_source_{:x}", instance.rotate_left(17) >> 12)
+    format!(
+        "worker_kv_query_source_{:x}",
+        instance.rotate_left(17) >> 12
+    )
 }
 
 fn owned(labels: &[(&str, &str)]) -> Labels {
@@ -366,10 +371,19 @@ fn render_family(page: &mut String, family: &Family, samples: &[Sample]) {
         }
         let bucket = format!("{}_bucket", family.name);
         for (count, (bound, _)) in sample.counts.iter().zip(&family.buckets) {
-            line(page, &bucket, &sample.all, Some(bound), &plain(*count as f64));
+            line(
+                page,
+                &bucket,
+                &sample.all,
+                Some(bound),
+                &plain(*count as f64),
+            );
         }
         let total = sample.counts.last().copied().unwrap_or(0);
-        let (count, sum) = (format!("{}_count", family.name), format!("{}_sum", family.name));
+        let (count, sum) = (
+            format!("{}_count", family.name),
+            format!("{}_sum", family.name),
+        );
         line(page, &count, &sample.all, None, &plain(total as f64));
         line(page, &sum, &sample.all, None, &plain(sample.value));
     }
@@ -397,7 +411,10 @@ fn line(page: &mut String, name: &str, labels: &Labels, le: Option<&str>, value:
     let mut label = |page: &mut String, name: &str, value: &str| {
         page.push(if first { '{' } else { ',' });
         first = false;
-        let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        let value = value
+            .replace('\\', "\\\\")
+            .replace('"', "\\\"")
+            .replace('\n', "\\n");
         let _ = write!(page, "{name}=\"{value}\"");
     };
     for (name, value) in labels {
@@ -479,15 +496,18 @@ pub(super) mod tests {
         for family in declared(RECORDED) {
             assert!(ours.contains(&family), "{family}");
         }
-        for family in &registry.families {
-            let Some(recorded) = RECORDED
-                .lines()
-                .find(|line| line.starts_with(&format!("{}{{", family.name)))
-            else {
+        // The recording has been stripped of the labels that all series share.
+        for (series, _) in Page::parse(RECORDED).samples() {
+            let family = registry.families.iter().find(|family| {
+                let rest = series.name().strip_prefix(family.name);
+                rest.is_some_and(|rest| ["", "_bucket", "_sum", "_count"].contains(&rest))
+            });
+            let Some(family) = family else {
+                assert!(series.name().ends_with("_created"), "{series}");
                 continue;
             };
-            for label in &family.labels {
-                assert!(recorded.contains(&format!("{label}=\"")), "{recorded}: {label}");
+            for (label, _) in series.labels().filter(|(label, _)| *label != "le") {
+                assert!(family.labels.contains(&label), "{series}: {label}");
             }
         }
     }
@@ -510,9 +530,13 @@ pub(super) mod tests {
             kvcr: false,
         };
         let registry = Registry::new(&identity(), off);
-        registry.add("vllm:kvcr_transfer_blocks_total", &[("operation", "x")], 1.0);
+        registry.add(
+            "vllm:kvcr_transfer_blocks_total",
+            &[("operation", "x")],
+            1.0,
+        );
         let text = registry.render();
-        assert!(!text.contains("kvcr_") && !text.contains("kv_offload"));
+        assert!(!text.contains("vllm:kvcr_") && !text.contains("vllm:kv_offload"));
         assert!(text.contains("vllm:prompt_tokens_total"));
     }
 
@@ -550,6 +574,10 @@ pub(super) mod tests {
         assert!(text.contains("vllm:kvcr_duration_seconds_created{"));
         page(&registry);
         registry.restart();
-        assert!(registry.render().contains("scope=\"local_fill\",worker_id=\"42aa22c0a711908\"} 0.0"));
+        assert!(
+            registry
+                .render()
+                .contains("scope=\"local_fill\",worker_id=\"42aa22c0a711908\"} 0.0")
+        );
     }
 }

@@ -6,11 +6,12 @@ use super::super::meters::Meters;
 use super::super::registry::tests::identity;
 use super::super::registry::{Present, Registry};
 use super::*;
+use crate::sim::discovery::Registered;
 use crate::sim::fault::Faults;
 use crate::sim::kvcr::pool::Pool;
 use crate::sim::kvcr::source::Source;
 use crate::sim::settings::Latency;
-use crate::sim::wire::Hint;
+use crate::sim::wire::{Hint, Registration};
 use crate::telemetry::kvcr::{self, CacheSource, Operation, PromptSource, Tier};
 use crate::telemetry::{Delta, Page as MetricsPage};
 
@@ -56,6 +57,7 @@ fn lying(faults: &'static [&'static str]) -> Setup {
 struct Rig {
     engine: Arc<Engine>,
     registry: Arc<Registry>,
+    gauges: Arc<Gauges>,
     control: String,
     _source: Option<Source>,
     _folder: tempfile::TempDir,
@@ -69,6 +71,11 @@ struct Said {
 
 impl Rig {
     async fn new(setup: Setup) -> Self {
+        Self::beside(setup, None).await
+    }
+
+    /// An engine that finds others in a discovery directory.
+    async fn beside(setup: Setup, discovery: Option<PathBuf>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let page_bytes = setup.shape.page_bytes(BLOCK as u32, 4);
         let present = Present {
@@ -114,13 +121,14 @@ impl Rig {
             host,
             own,
             target,
-            peers: None,
+            peers: discovery.zip(Some(control.clone())),
             address: "127.0.0.1:1".into(),
             around,
         });
         Self {
             engine,
             registry,
+            gauges,
             control,
             _source: source,
             _folder: folder,
@@ -162,7 +170,9 @@ impl Rig {
     /// More than device and host tier hold, under another salt.
     async fn flood(&self) {
         for filler in 0..4 {
-            let tokens: Vec<u32> = (0..8 * BLOCK as u32 + 1).map(|i| 1 + (i + filler * 91) % 900).collect();
+            let tokens: Vec<u32> = (0..8 * BLOCK as u32 + 1)
+                .map(|i| 1 + (i + filler * 91) % 900)
+                .collect();
             let mut request = generate(&tokens);
             request.cache_salt = Some(format!("filler{filler}"));
             self.request(request).await;
@@ -172,7 +182,7 @@ impl Rig {
     /// Until nothing is in flight; fills come after the answer.
     async fn settled(&self) {
         let settled = async {
-            while !kvcr::busy(&self.page()).is_empty() {
+            while self.gauges.in_flight() != 0 {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
@@ -239,7 +249,11 @@ async fn cold_device_host_and_own_tier_say_the_same_and_are_counted_apart() {
     assert_eq!((cold.cached, &cold.tokens), (0, &reference.tokens));
     let delta = Delta::between(&start, &after_cold);
     assert_eq!(prompt_tokens(&delta, PromptSource::LocalCompute), 35);
-    assert_eq!(blocks(&delta, Operation::LocalFill), 5, "one by generated tokens");
+    assert_eq!(
+        blocks(&delta, Operation::LocalFill),
+        5,
+        "one by generated tokens"
+    );
     let written = kvcr::write_bytes(&delta, Tier::Kvcr).reading.exact();
     assert_eq!(written, Some(5 * page_bytes()));
 
@@ -305,7 +319,11 @@ async fn a_hint_brings_blocks_from_a_peer() {
 
 #[tokio::test]
 async fn a_hybrid_prefix_can_be_reused_from_its_second_visit_on() {
-    let reference = Rig::new(Setup { kvcr: false, ..HYBRID }).await;
+    let reference = Rig::new(Setup {
+        kvcr: false,
+        ..HYBRID
+    })
+    .await;
     let rig = Rig::new(HYBRID).await;
     let peer = Rig::new(HYBRID).await;
     let cold = rig.ask(&long()).await;
@@ -320,7 +338,10 @@ async fn a_hybrid_prefix_can_be_reused_from_its_second_visit_on() {
     let before = rig.page();
     let second = rig.ask(&long()).await;
     let delta = Delta::between(&before, &rig.page());
-    assert_eq!((second.cached, blocks(&delta, Operation::LocalFill)), (0, 3));
+    assert_eq!(
+        (second.cached, blocks(&delta, Operation::LocalFill)),
+        (0, 3)
+    );
     let third = rig.ask(&long()).await;
     assert_eq!((third.cached, &third.tokens), (32, &cold.tokens));
     rig.flood().await;
@@ -336,7 +357,10 @@ async fn what_cannot_be_answered_is_refused() {
     let rig = Rig::new(DENSE).await;
     for tokens in [vec![], prompt(4096)] {
         let said = rig.ask(&tokens).await;
-        assert!(matches!(said.replies[..], [Reply::Failed { status: 400, .. }]));
+        assert!(matches!(
+            said.replies[..],
+            [Reply::Failed { status: 400, .. }]
+        ));
     }
 }
 
@@ -415,7 +439,10 @@ async fn the_last_block_of_a_boundary_can_be_forgotten() {
     let honest = Rig::new(DENSE).await;
     let rig = Rig::new(lying(&["boundary_off_by_one"])).await;
     for _ in 0..2 {
-        assert_ne!(honest.ask(&tokens).await.tokens, rig.ask(&tokens).await.tokens);
+        assert_ne!(
+            honest.ask(&tokens).await.tokens,
+            rig.ask(&tokens).await.tokens
+        );
     }
 }
 
@@ -457,7 +484,30 @@ async fn peers_are_asked_as_they_should_not_be() {
     let cold = seeded.ask(&long()).await;
     let rig = Rig::new(lying(&["hint_ignored"])).await;
     let said = rig.request(hint(&seeded, &long())).await;
-    assert_eq!((said.cached, said.tokens), (0, cold.tokens));
+    assert_eq!((said.cached, &said.tokens), (0, &cold.tokens));
+
+    let folder = tempfile::tempdir().unwrap();
+    let registration = Registration {
+        instance_id: 1 << 63,
+        namespace: "dynamo".into(),
+        component: "backend".into(),
+        model: "tiny".into(),
+        block_tokens: BLOCK as u32,
+        max_model_len: 4096,
+        vocabulary: 1024,
+        role: Role::Aggregated,
+        request_address: String::new(),
+        events_address: None,
+        control: Some(seeded.control.clone()),
+        owner: None,
+    };
+    let _registered = Registered::publish(folder.path(), &registration).unwrap();
+    let rig = Rig::beside(lying(&["fresh_pulls"]), Some(folder.path().into())).await;
+    let before = rig.page();
+    let said = rig.ask(&long()).await;
+    let delta = Delta::between(&before, &rig.page());
+    assert_eq!(said.tokens, cold.tokens);
+    assert_eq!(blocks(&delta, Operation::RemoteDeliver), 4);
 }
 
 #[tokio::test]
@@ -491,8 +541,10 @@ async fn a_reference_can_waver_and_be_close() {
     assert_ne!(rig.ask(&long()).await.tokens, first.tokens);
     let rig = Rig::new(lying(&["near_ties"])).await;
     let said = rig.ask(&long()).await;
-    assert!(matches!(said.replies[0], Reply::Token { logprob, runner_up_logprob, .. }
-        if (logprob - runner_up_logprob).abs() < 0.001));
+    assert!(
+        matches!(said.replies[0], Reply::Token { logprob, runner_up_logprob, .. }
+        if (logprob - runner_up_logprob).abs() < 0.001)
+    );
 }
 
 #[tokio::test]
