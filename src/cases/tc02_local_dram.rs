@@ -53,15 +53,13 @@ fn full<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
         let blocks = scene.blocks();
         let prompt = scene.prompt("prompt", stored_length(scene));
         scene.reference(&[("prompt", &prompt)]).await?;
-        let reused = scene
-            .reference_reuse(&[("prompt", &prompt), ("prompt", &prompt)])
-            .await?;
+        let reused = scene.reference_reused("prompt");
 
         let before = scene.counters("before").await?;
         let first = scene.ask("store", &prompt, 0).await?;
         let stored = scene.since(&before, "stored").await?;
         scene.answers_as_reference("prompt", &first);
-        scene.hit_as_reused(&first, reused[0]);
+        scene.hit(&first, 0..=0);
         let flow = Flow {
             computed: first.prompt_tokens,
             stored: blocks.full(first.prompt_tokens),
@@ -74,8 +72,8 @@ fn full<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
         let again = scene.ask("load", &prompt, 0).await?;
         let loaded = scene.since(&before, "loaded").await?;
         scene.answers_as_reference("prompt", &again);
-        scene.hit_as_reused(&again, reused[1]);
-        let hit = reused[1].unwrap_or(0);
+        scene.hit_as_reused(&again, reused);
+        let hit = reused.unwrap_or(0);
         let flow = Flow {
             computed: again.prompt_tokens - hit,
             delivered: blocks.full(hit),

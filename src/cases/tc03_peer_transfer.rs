@@ -82,9 +82,7 @@ fn hinted_and_fresh<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fa
         let fresh = scene.prompt("fresh", length);
         let asked = [("hinted", &hinted), ("fresh", &fresh)];
         scene.reference(&asked).await?;
-        let reused = scene
-            .reference_reuse(&[("hinted", &hinted), ("hinted", &hinted), ("fresh", &fresh)])
-            .await?;
+        let reused = scene.reference_reused("hinted");
 
         seed(scene, &[("seed".into(), &hinted)], 0).await?;
         let before = scene.counters("seeded").await?;
@@ -95,14 +93,14 @@ fn hinted_and_fresh<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fa
         for ((label, _), seen) in asked.iter().zip(&seen) {
             scene.answers_as_reference(label, seen);
         }
-        scene.hit_as_reused(&seen[0], reused[1]);
-        scene.hit_as_reused(&seen[1], reused[2]);
+        scene.hit_as_reused(&seen[0], reused);
+        scene.hit(&seen[1], 0..=0);
         scene.note(format!(
             "the hinted request took {:.0} ms, the fresh one beside it {:.0} ms; the first transfer between two workers connects them",
             seen[0].wall_ms, seen[1].wall_ms
         ));
 
-        let hit = reused[1].unwrap_or(0);
+        let hit = reused.unwrap_or(0);
         let moved = blocks.full(hit);
         let target = Flow {
             computed: seen[0].prompt_tokens - hit + seen[1].prompt_tokens,
@@ -165,11 +163,6 @@ fn both_directions<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fai
             ["of_worker0", "of_worker1"].map(|label| (label, scene.prompt(label, length)));
         let asked = [0, 1].map(|at| (prompts[at].0, &prompts[at].1));
         scene.reference(&asked).await?;
-        let mut reused = Vec::new();
-        for (label, prompt) in asked {
-            let twice = [(label, prompt), (label, prompt)];
-            reused.push(scene.reference_reuse(&twice).await?[1]);
-        }
 
         for (worker, (label, prompt)) in asked.iter().enumerate() {
             seed(scene, &[(format!("{label}.seed"), prompt)], worker).await?;
@@ -179,9 +172,10 @@ fn both_directions<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fai
         let seen = scene.ask_together(&crossed).await?;
         let deltas = scene.since(&before, "asked").await?;
         let mut flows = [Flow::default(); 2];
-        for (((label, _, target), seen), reused) in crossed.iter().zip(&seen).zip(&reused) {
+        for ((label, _, target), seen) in crossed.iter().zip(&seen) {
+            let reused = scene.reference_reused(label);
             scene.answers_as_reference(label, seen);
-            scene.hit_as_reused(seen, *reused);
+            scene.hit_as_reused(seen, reused);
             let hit = reused.unwrap_or(0);
             flows[*target].computed += seen.prompt_tokens - hit;
             flows[*target].fetched += blocks.full(hit);
@@ -210,11 +204,6 @@ fn concurrent<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>
             .map(|(label, prompt)| (label.as_str(), prompt))
             .collect();
         scene.reference(&asked).await?;
-        let mut reused = Vec::new();
-        for (label, prompt) in &asked {
-            let twice = [(*label, *prompt), (*label, *prompt)];
-            reused.push(scene.reference_reuse(&twice).await?[1]);
-        }
 
         let seeds: Vec<_> = prompts
             .iter()
@@ -229,9 +218,10 @@ fn concurrent<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>
         let seen = scene.ask_together(&at_once).await?;
         let deltas = scene.since(&before, "asked").await?;
         let (mut target, mut source) = (Flow::default(), Flow::default());
-        for (((label, _), seen), reused) in asked.iter().zip(&seen).zip(&reused) {
+        for ((label, _), seen) in asked.iter().zip(&seen) {
+            let reused = scene.reference_reused(label);
             scene.answers_as_reference(label, seen);
-            scene.hit_as_reused(seen, *reused);
+            scene.hit_as_reused(seen, reused);
             let hit = reused.unwrap_or(0);
             target.computed += seen.prompt_tokens - hit;
             target.fetched += blocks.full(hit);

@@ -90,7 +90,7 @@ pub struct Settling {
 impl Settling {
     /// For a worker with this `abandon_timeout_ms`: reads as soon as nothing is going on.
     pub fn idle(abandon_timeout_ms: u64) -> Self {
-        let interval = Duration::from_millis(150);
+        let interval = Duration::from_millis(100);
         let abandon = Duration::from_millis(abandon_timeout_ms);
         Self {
             interval,

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use super::peer::{self, Answer, Ask, LONGEST_BODY, MOST_KEYS};
-use super::{Lies, Telemetry};
+use super::{Lies, Telemetry, within};
 use crate::sim::fault::{Fault, Faults, Part};
 use crate::sim::model::Key;
 use crate::sim::settings::Latency;
@@ -130,7 +130,7 @@ impl Target {
             keys
         };
         let limit = shared.operation_timeout;
-        let mut fetched = timeout(limit, shared.ask(endpoint, wanted))
+        let mut fetched = within(limit, shared.ask(endpoint, wanted))
             .await
             .unwrap_or(Fetched::Failed(Why::TimedOut));
         let (result, blocks) = match &fetched {
