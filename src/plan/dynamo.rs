@@ -17,6 +17,12 @@ const ETCD_CLIENT_PORT: &str = "etcd-client";
 const ETCD_PEER_PORT: &str = "etcd-peer";
 const ETCD: &str = "etcd";
 const FRONTEND: &str = "frontend";
+/// Name of the state agent's system port in the bindings.
+pub(super) const STATE_AGENT_PORT: &str = "state-agent-system";
+pub(super) const STATE_AGENT: &str = "state-agent";
+
+/// Dynamo's default; only the core workers, and who serves them, may be found by it.
+pub(crate) const CORE_NAMESPACE: &str = "dynamo";
 
 /// vLLM makes unix sockets named by a UUID in `$TMPDIR`, and a socket's path may have 107 bytes.
 const LONGEST_TMPDIR: usize = 70;
@@ -166,7 +172,11 @@ pub(super) fn ports(config: &Config) -> Vec<String> {
         DiscoveryBackend::File => [].as_slice(),
         DiscoveryBackend::Auto | DiscoveryBackend::Etcd => &[ETCD_CLIENT_PORT, ETCD_PEER_PORT],
     };
-    let all = etcd.iter().chain([&FRONTEND_PORT]);
+    let agent = match config.profile.kvcr.guard {
+        true => [STATE_AGENT_PORT].as_slice(),
+        false => &[],
+    };
+    let all = etcd.iter().chain([&FRONTEND_PORT]).chain(agent);
     all.map(|&name| name.to_owned()).collect()
 }
 
@@ -226,10 +236,8 @@ pub(super) fn frontend(
     discovery: &Discovery<'_>,
 ) -> Result<Process, Failure> {
     let port = bindings.port(FRONTEND_PORT)?;
-    let argv = [
-        &text(&installed.python),
-        "-m",
-        "dynamo.frontend",
+    let mut argv = module(installed, "dynamo.frontend");
+    let options = [
         "--http-host",
         "127.0.0.1",
         "--http-port",
@@ -244,11 +252,12 @@ pub(super) fn frontend(
         "--router-min-initial-workers",
         "1",
     ];
+    argv.extend(options.map(str::to_owned));
     Ok(Process {
         name: FRONTEND.to_owned(),
         role: Role::Frontend,
         group: Group::Core,
-        argv: argv.map(str::to_owned).into(),
+        argv,
         env: environment(installed, bindings, discovery)?,
         after: discovery.after(),
         // It answers with an empty list of instances before any worker is there.
@@ -260,7 +269,47 @@ pub(super) fn frontend(
     })
 }
 
+/// Keeps, by owner, which blocks can be fetched from where: also those that only a Guard still has.
+pub(super) fn state_agent(
+    config: &Config,
+    installed: &Installed,
+    bindings: &Bindings,
+    discovery: &Discovery<'_>,
+) -> Result<Process, Failure> {
+    let port = bindings.port(STATE_AGENT_PORT)?;
+    let mut argv = module(installed, "dynamo.kv_state_agent");
+    let slots = config.profile.topology.workers.to_string();
+    argv.extend(["--max-slots".to_owned(), slots]);
+    let mut env = environment(installed, bindings, discovery)?;
+    for (name, value) in [
+        ("DYN_COMPONENT", "kv_state_agent"),
+        ("DYN_NAMESPACE", CORE_NAMESPACE),
+        ("DYN_SYSTEM_PORT", &port.to_string()),
+        ("DYN_HEALTH_CHECK_ENABLED", "false"),
+    ] {
+        env.insert(name.to_owned(), value.to_owned());
+    }
+    Ok(Process {
+        name: STATE_AGENT.to_owned(),
+        role: Role::StateAgent,
+        group: Group::Core,
+        argv,
+        env,
+        after: discovery.after(),
+        ready: vec![Probe::Http {
+            url: format!("http://127.0.0.1:{port}/live"),
+        }],
+        start_seconds: 240,
+        stop_seconds: 20,
+    })
+}
+
+/// A program of the stack: a module that the interpreter runs.
+pub(crate) fn module(installed: &Installed, name: &str) -> Vec<String> {
+    vec![text(&installed.python), "-m".to_owned(), name.to_owned()]
+}
+
 /// A path as an argument. Paths of ours are UTF-8: configuration refuses others.
-pub(super) fn text(path: &Path) -> String {
+pub(crate) fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

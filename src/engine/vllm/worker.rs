@@ -9,14 +9,14 @@ use crate::config::profile::DeviceKind;
 use crate::environment::Installed;
 use crate::failure::Failure;
 use crate::geometry::Blocks;
+use crate::plan::dynamo::{self, CORE_NAMESPACE};
+use crate::plan::guard::Guarded;
 use crate::plan::{Bindings, Group, PlannedWorker, Probe, Process, Role};
 
 /// vLLM offloads only on CUDA-like devices; the overlay brings the same tiering for host memory.
 const CPU_SPEC: &str = "CpuTieringOffloadingSpec";
 const CPU_SPEC_MODULE: &str = "kvcr_cpu.spec";
 
-/// Dynamo's default; only the core workers may be found by it.
-const CORE_NAMESPACE: &str = "dynamo";
 /// The front door looks into every namespace, the router of a model into one.
 const REFERENCE_NAMESPACE: &str = "dynamo-reference";
 
@@ -145,11 +145,7 @@ fn argv(
     served_model: &str,
 ) -> Result<Vec<String>, Failure> {
     let engine = &config.profile.engine;
-    let mut argv: Vec<String> = vec![
-        installed.python.to_string_lossy().into_owned(),
-        "-m".to_owned(),
-        "dynamo.vllm".to_owned(),
-    ];
+    let mut argv = dynamo::module(installed, "dynamo.vllm");
     let mut option = |flag: &str, value: String| argv.extend([flag.to_owned(), value]);
     option("--model", installed.model.to_string_lossy().into_owned());
     option("--served-model-name", served_model.to_owned());
@@ -161,8 +157,9 @@ fn argv(
     }
     let events = bindings.port(&part.events_port())?;
     option("--kv-events-config", kv_events(events).to_string());
-    if let Part::Core { .. } = part {
-        let transfer = kv_transfer(config, bindings, part)?;
+    if let Part::Core { index } = part {
+        let guarded = Guarded::of(config, installed, bindings)?;
+        let transfer = kv_transfer(config, bindings, part, guarded.map(|all| (all, index)))?;
         option("--kv-transfer-config", transfer.to_string());
     }
     argv.push("--enable-prefix-caching".to_owned());
@@ -215,9 +212,14 @@ fn kv_events(port: u16) -> Value {
     })
 }
 
-fn kv_transfer(config: &Config, bindings: &Bindings, part: Part) -> Result<Value, Failure> {
+fn kv_transfer(
+    config: &Config,
+    bindings: &Bindings,
+    part: Part,
+    guarded: Option<(Guarded, usize)>,
+) -> Result<Value, Failure> {
     let (profile, kvcr) = (&config.profile, &config.profile.kvcr);
-    let tier = json!({
+    let mut tier = json!({
         "type": "kvcr",
         "router_capabilities": ["router_hint"],
         "control_host": "127.0.0.1",
@@ -230,6 +232,11 @@ fn kv_transfer(config: &Config, bindings: &Bindings, part: Part) -> Result<Value
         // Off by default; without it the series do not exist and nothing can be proven.
         "enable_telemetry": true,
     });
+    if let (Some((guarded, index)), Value::Object(tier)) = (&guarded, &mut tier) {
+        // The service's pool takes its place.
+        tier.remove("secondary_g2_slots");
+        tier.extend(guarded.tier(bindings, *index));
+    }
     let spec = match profile.engine.device {
         DeviceKind::Cpu => json!({
             "spec_name": CPU_SPEC,
@@ -245,6 +252,9 @@ fn kv_transfer(config: &Config, bindings: &Bindings, part: Part) -> Result<Value
     });
     if let (Value::Object(extra), Value::Object(spec)) = (&mut extra, spec) {
         extra.extend(spec);
+    }
+    if let Some((guarded, index)) = guarded {
+        extra["dynamo_state_agent"] = guarded.state_agent(index);
     }
     Ok(json!({
         "kv_connector": "OffloadingConnector",
