@@ -19,7 +19,9 @@
 //!
 //! What does not belong here: anything that judges. The cases see a stack, and cannot tell which.
 
+pub mod discovery;
 pub mod fault;
+pub mod kvcr;
 pub mod model;
 pub mod settings;
 pub mod wire;
