@@ -195,6 +195,12 @@ impl Check<'_> {
             }
             return;
         }
+        if profile.network.host_address.is_some_and(|ip| ip.is_ipv6()) {
+            self.say(
+                "network.host_address",
+                "must be an IPv4 address when kvcr.guard is true: KVCR takes no other",
+            );
+        }
         let block = Blocks::of(profile).map(|blocks| blocks.bytes);
         match (kvcr.pool_bytes, block) {
             (None, None) => self.say(

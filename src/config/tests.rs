@@ -343,6 +343,22 @@ fn every_contradiction_is_refused_with_its_reason() {
             "--primary-bytes: kvcr.primary_bytes: must hold at least one block of 262144 bytes, found 262143",
         ),
         (
+            &["--pool-bytes", "1048576"],
+            "--pool-bytes: kvcr.pool_bytes: has no meaning unless kvcr.guard is true",
+        ),
+        (
+            &["--guard", "--pool-bytes", "262143"],
+            "--pool-bytes: kvcr.pool_bytes: must be at least 262144, found 262143",
+        ),
+        (
+            &["--guard", "--heartbeat-timeout-ms", "999"],
+            "--heartbeat-timeout-ms: kvcr.heartbeat_timeout_ms: must be at least 1000; leave it out to wait for death only",
+        ),
+        (
+            &["--guard", "--host-address", "2001:db8::1"],
+            "--host-address: network.host_address: must be an IPv4 address when kvcr.guard is true: KVCR takes no other",
+        ),
+        (
             &["--frontend-port", "0"],
             "--frontend-port: network.frontend_port: must not be 0; leave it out to have one allocated",
         ),

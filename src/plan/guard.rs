@@ -179,7 +179,7 @@ fn digest(config: &Config, installed: &Installed) -> String {
         "block_tokens": engine.block_tokens,
         "packages": versions,
     });
-    hash::sha256(&layout.to_string())
+    hash::sha256(layout.to_string())
 }
 
 #[cfg(test)]

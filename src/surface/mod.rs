@@ -27,7 +27,7 @@ use page::Family;
 use stream::Frame;
 
 /// How much of a body is kept beside its shape, in characters.
-const EXCERPT: usize = 500;
+const EXCERPT: usize = 300;
 
 /// One stack as it was seen once.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]

@@ -27,6 +27,25 @@ const CLOSED: &[&str] = &[
     "worker_type",
 ];
 
+/// Labels that Dynamo puts on everything, and how they are written as one.
+const TOGETHER: &[(&str, &[&str])] = &[
+    (
+        "@endpoint",
+        &[
+            "dynamo_component",
+            "dynamo_endpoint",
+            "dynamo_namespace",
+            "model",
+            "model_name",
+            "worker_id",
+        ],
+    ),
+    (
+        "@component",
+        &["dynamo_component", "dynamo_namespace", "worker_id"],
+    ),
+];
+
 /// One family. Written as one line: `counter+created {engine,tier} tier=0:primary | tier=1:kvcr`.
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(into = "String", try_from = "String")]
@@ -50,12 +69,33 @@ impl fmt::Display for Family {
                 .join(with)
         };
         let created = if self.created { "+created" } else { "" };
-        write!(f, "{}{created} {{{}}}", self.kind, join(&self.labels, ","))?;
+        let labels = join(&together(&self.labels), ",");
+        write!(f, "{}{created} {{{labels}}}", self.kind)?;
         if !self.samples.is_empty() {
             write!(f, " {}", join(&self.samples, " | "))?;
         }
         Ok(())
     }
+}
+
+fn together(labels: &BTreeSet<String>) -> BTreeSet<String> {
+    let whole = |parts: &[&str]| parts.iter().all(|part| labels.contains(*part));
+    let Some((name, parts)) = TOGETHER.iter().find(|(_, parts)| whole(parts)) else {
+        return labels.clone();
+    };
+    let rest = labels
+        .iter()
+        .filter(|label| !parts.contains(&label.as_str()));
+    rest.cloned().chain([(*name).to_owned()]).collect()
+}
+
+fn apart(mut labels: BTreeSet<String>) -> BTreeSet<String> {
+    for (name, parts) in TOGETHER {
+        if labels.remove(*name) {
+            labels.extend(parts.iter().map(|part| (*part).to_owned()));
+        }
+    }
+    labels
 }
 
 /// Not a line that [`Family`] writes.
@@ -79,7 +119,7 @@ impl FromStr for Family {
         Ok(Self {
             kind: kind.strip_suffix("+created").unwrap_or(kind).to_owned(),
             created: kind.ends_with("+created"),
-            labels: set(labels, ","),
+            labels: apart(set(labels, ",")),
             samples: set(samples, " | "),
         })
     }
@@ -219,5 +259,9 @@ bare 1
             assert_eq!(family.to_string().parse(), Ok(family));
         }
         assert!("counter".parse::<Family>().is_err());
+        let line = "gauge {@component,dp_rank}";
+        let family: Family = line.parse().unwrap();
+        assert_eq!(family.labels.len(), 4);
+        assert_eq!(family.to_string(), line);
     }
 }
