@@ -387,3 +387,6 @@ impl<'a> Recorder<'a> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
