@@ -95,4 +95,24 @@ mod tests {
             ]
         );
     }
+
+    /// Of a real service whose worker was killed.
+    #[test]
+    fn a_promotion_is_known_stage_by_stage() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        let log = root.join("tests/fixtures/real/service-promotion.log");
+        let known = known(&std::fs::read_to_string(log).unwrap());
+        for beginning in [
+            "KVCR_EVENT guard_promotion_stage stage=death_observed guard= pool= tid= monotonic_ns=",
+            "KVCR_EVENT guard_promotion_stage stage=records_recovered ",
+            "KVCR_EVENT guard_promotion_stage stage=records_adopted ",
+            "KVCR_EVENT guard_promotion_stage stage=serving ",
+            "KVCR_EVENT guard_promoted guard= pool= recovered_blocks= agent= control= recovery_ms= setup_ms= start_ms= promotion_ms=",
+        ] {
+            assert!(
+                known.iter().any(|line| line.starts_with(beginning)),
+                "{known:#?}"
+            );
+        }
+    }
 }
