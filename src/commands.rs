@@ -1,7 +1,7 @@
 //! The commands of `kvcr-phase1`, one function each. Parsing is `main.rs`'s; what the commands
 //! stand on is the rest of the crate.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -14,9 +14,10 @@ use crate::gate;
 use crate::harness::interrupt::{Cause, Interrupt};
 use crate::harness::{FAILED, run, software};
 use crate::plan;
+use crate::record;
 use crate::sim::NOTICE;
 use crate::stack::admin;
-use crate::stack::lease::{self, LeaseRequest};
+use crate::stack::lease::{self, Lease, LeaseRequest};
 use crate::stack::protocol::{Mode, StackInfo, Status};
 
 /// Seconds that `up --detach` keeps an unused stack.
@@ -34,7 +35,15 @@ pub fn up(mut config: Config, detach: bool) -> ExitCode {
     }
 }
 
-fn bring_up(config: &Config, detach: bool) -> Result<(), Failure> {
+/// A leased stack, and what a command that holds one needs.
+struct Held {
+    prepared: software::Prepared,
+    interrupt: Interrupt,
+    lease: Lease,
+}
+
+/// Brings the stack up for the command `case`.
+fn hold(config: &Config, case: &str, mode: Mode) -> Result<Held, Failure> {
     let mut reporter = progress::reporter();
     let installed = environment::ensure(&config.profile, &config.paths.cache, reporter.as_mut())?;
     let prepared = software::prepare(config, installed)?;
@@ -43,8 +52,8 @@ fn bring_up(config: &Config, detach: bool) -> Result<(), Failure> {
     let interrupt = Interrupt::install(move || admin::ask_down(&state, &fingerprint));
     let request = LeaseRequest {
         run_id: config.run_id.clone(),
-        case: "up".into(),
-        mode: Mode::Shared,
+        case: case.into(),
+        mode,
     };
     let mut report = |progress: lease::Progress| reporter.step(&progress.to_string());
     let lease = match lease::acquire(spec, &request, &mut report, interrupt.flag()) {
@@ -60,7 +69,63 @@ fn bring_up(config: &Config, detach: bool) -> Result<(), Failure> {
             return Err(cause.failure());
         }
     };
-    drop(reporter);
+    Ok(Held {
+        prepared,
+        interrupt,
+        lease,
+    })
+}
+
+/// Writes down the shapes of everything that the stack shows.
+#[must_use]
+pub fn record(config: &Config, directory: &Path) -> ExitCode {
+    match write_down(config, directory) {
+        Ok(path) => {
+            println!("{}", path.display());
+            ExitCode::SUCCESS
+        }
+        Err(failure) => failed(&failure),
+    }
+}
+
+fn write_down(config: &Config, directory: &Path) -> Result<PathBuf, Failure> {
+    let held = hold(config, "record", Mode::Exclusive)?;
+    if !held.lease.stack().started_for_this_lease {
+        return Err(
+            Failure::environment("a recording begins with counters that nobody has moved")
+                .expected("a stack that starts for it")
+                .found("one that was in use before")
+                .hint("stop it (`kvcr-phase1 down`), then try again"),
+        );
+    }
+    let recording = record::record(
+        config,
+        held.prepared.installed(),
+        held.lease.stack(),
+        directory,
+    );
+    runtime()?.block_on(async {
+        tokio::select! {
+            done = recording => done,
+            cause = held.interrupt.seen() => Err(cause.failure()),
+        }
+    })
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::environment("no runtime").found(error))
+}
+
+fn bring_up(config: &Config, detach: bool) -> Result<(), Failure> {
+    let Held {
+        prepared,
+        interrupt,
+        lease,
+    } = hold(config, "up", Mode::Shared)?;
+    let spec = &prepared.spec;
     println!("{}", describe(lease.stack()));
     if spec.simulated {
         println!("{NOTICE}");
@@ -73,11 +138,7 @@ fn bring_up(config: &Config, detach: bool) -> Result<(), Failure> {
         return Ok(());
     }
     println!("held until Ctrl-C");
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| Failure::environment("no runtime").found(error))?;
-    let gone = runtime.block_on(async {
+    let gone = runtime()?.block_on(async {
         let mut look = tokio::time::interval(std::time::Duration::from_millis(200));
         loop {
             tokio::select! {

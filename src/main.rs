@@ -1,6 +1,7 @@
 //! `kvcr-phase1`: the commands. Only parsing is here; see [`kvcr_phase1::commands`].
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -61,6 +62,11 @@ enum Command {
     /// The simulated stack: which lies it can tell, and telling it to.
     #[command(subcommand)]
     Sim(SimCommand),
+    /// Write down what the stack shows: the shapes of its pages, responses and logs.
+    Record {
+        /// Where to write `PROFILE.json`.
+        directory: PathBuf,
+    },
     /// Run one recorded arm again: the same profile, the same prompts.
     Replay {
         /// RUN/CASE: latest/tc01::cold, or a path to a result.json.
@@ -89,7 +95,7 @@ fn main() -> ExitCode {
 
 fn dispatch(args: Vec<OsString>, began: Instant) -> Result<ExitCode, UsageError> {
     let mut command = Cli::command();
-    for name in ["run", "up", "doctor", "render"] {
+    for name in ["run", "up", "doctor", "render", "record"] {
         command = command.mut_subcommand(name, |sub| sub.after_help(config::help_table()));
     }
     let (own, rest) = config::split_args_among(args.into_iter(), &flags(&command))?;
@@ -123,6 +129,7 @@ fn carry_out(command: Command, config: Config, began: Instant) -> Result<ExitCod
         }
         Command::Render { json } => commands::render(&config, json),
         Command::Sim(command) => sim::cli::cli(&command, &config.paths.state),
+        Command::Record { directory } => commands::record(&config, &directory),
         Command::Replay { what } => commands::replay(&config, &what, began)?,
     })
 }

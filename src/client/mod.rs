@@ -18,7 +18,7 @@ use crate::failure::Failure;
 pub use transport::{RequestFailure, RequestFailureKind, Transport};
 
 /// Header that pins a request to one worker, by its instance id in decimal.
-const PIN_HEADER: &str = "x-dynamo-worker-instance-id";
+pub(crate) const PIN_HEADER: &str = "x-dynamo-worker-instance-id";
 
 /// A prompt as it is sent.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -125,7 +125,7 @@ impl Client {
 /// Unknown names in `extra_fields` are ignored by the server, unknown fields are not: everything
 /// here was accepted by Dynamo 1.6.1. Token strings may repeat in `top_logprobs` (`\u{fffd}` is
 /// many tokens), token ids may not, hence `return_tokens_as_token_ids`.
-fn body(completion: &Completion) -> serde_json::Value {
+pub(crate) fn body(completion: &Completion) -> serde_json::Value {
     let mut body = json!({
         "model": completion.model,
         "prompt": completion.prompt,

@@ -10,6 +10,11 @@ use super::profile::{DeviceKind, DiscoveryBackend, EngineKind};
 use crate::engine::vllm::reserved;
 use crate::geometry::Blocks;
 
+/// The smallest pool that kvcr_service makes, in bytes.
+const PAGE: u64 = 4096;
+/// Less is refused by kvcr_service: a worker that is only slow would be killed.
+const SHORTEST_HEARTBEAT_MS: u64 = 1000;
+
 /// Every contradiction in `profile`, each with where it came from.
 pub(super) fn check(profile: &Profile, draft: &Draft) -> Vec<String> {
     let mut check = Check {
@@ -21,6 +26,7 @@ pub(super) fn check(profile: &Profile, draft: &Draft) -> Vec<String> {
     check.simulation(profile);
     check.devices(profile);
     check.geometry(profile);
+    check.guard(profile);
     check.times(profile);
     check.network(profile);
     check.reserved(profile);
@@ -223,6 +229,55 @@ impl Check<'_> {
                 format!(
                     "must hold at least one block of {chunk} bytes, found {}",
                     kvcr.primary_bytes
+                ),
+            );
+        }
+    }
+
+    fn guard(&mut self, profile: &Profile) {
+        let kvcr = &profile.kvcr;
+        if !kvcr.guard {
+            for (path, given) in [
+                ("kvcr.pool_bytes", kvcr.pool_bytes),
+                ("kvcr.heartbeat_timeout_ms", kvcr.heartbeat_timeout_ms),
+            ] {
+                if given.is_some() {
+                    self.say(path, "has no meaning unless kvcr.guard is true");
+                }
+            }
+            return;
+        }
+        if profile.network.host_address.is_some_and(|ip| ip.is_ipv6()) {
+            self.say(
+                "network.host_address",
+                "must be an IPv4 address when kvcr.guard is true: KVCR takes no other",
+            );
+        }
+        let block = Blocks::of(profile).map(|blocks| blocks.bytes);
+        match (kvcr.pool_bytes, block) {
+            (None, None) => self.say(
+                "kvcr.pool_bytes",
+                "missing; only for models that the environment builds it follows from dram_slots",
+            ),
+            (Some(bytes), block) => {
+                let least = block.unwrap_or(1).max(PAGE);
+                if bytes < least {
+                    self.say(
+                        "kvcr.pool_bytes",
+                        format!("must be at least {least}, found {bytes}"),
+                    );
+                }
+            }
+            (None, Some(_)) => {}
+        }
+        if kvcr
+            .heartbeat_timeout_ms
+            .is_some_and(|time| time < SHORTEST_HEARTBEAT_MS)
+        {
+            self.say(
+                "kvcr.heartbeat_timeout_ms",
+                format!(
+                    "must be at least {SHORTEST_HEARTBEAT_MS}; leave it out to wait for death only"
                 ),
             );
         }

@@ -160,6 +160,16 @@ pub struct Kvcr {
     /// Whether a hinted request may ask the source for blocks it is not known to hold.
     #[serde(default)]
     pub opportunistic_query: bool,
+    /// Whether a service of its own keeps each worker's tier, so that it outlives the worker.
+    #[serde(default)]
+    pub guard: bool,
+    /// Bytes of a guarded tier; where absent, what `dram_slots` blocks take.
+    #[serde(default)]
+    pub pool_bytes: Option<u64>,
+    /// Milliseconds without a heartbeat after which a Guard kills its worker and takes over; where
+    /// absent, it waits for the worker's death.
+    #[serde(default)]
+    pub heartbeat_timeout_ms: Option<u64>,
 }
 
 /// Which shape.

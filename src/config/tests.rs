@@ -47,6 +47,9 @@ fn sample(field: &Field) -> &'static str {
         "kvcr.operation_timeout_ms" => "1000",
         "kvcr.abandon_timeout_ms" => "20000",
         "kvcr.opportunistic_query" => "true",
+        "kvcr.guard" => "true",
+        "kvcr.pool_bytes" => "1048576",
+        "kvcr.heartbeat_timeout_ms" => "2000",
         "topology.kind" => "aggregated",
         "topology.workers" => "3",
         "devices.gpus" => "0,0,1",
@@ -349,6 +352,22 @@ fn every_contradiction_is_refused_with_its_reason() {
         (
             &["--primary-bytes", "262143"],
             "--primary-bytes: kvcr.primary_bytes: must hold at least one block of 262144 bytes, found 262143",
+        ),
+        (
+            &["--pool-bytes", "1048576"],
+            "--pool-bytes: kvcr.pool_bytes: has no meaning unless kvcr.guard is true",
+        ),
+        (
+            &["--guard", "--pool-bytes", "262143"],
+            "--pool-bytes: kvcr.pool_bytes: must be at least 262144, found 262143",
+        ),
+        (
+            &["--guard", "--heartbeat-timeout-ms", "999"],
+            "--heartbeat-timeout-ms: kvcr.heartbeat_timeout_ms: must be at least 1000; leave it out to wait for death only",
+        ),
+        (
+            &["--guard", "--host-address", "2001:db8::1"],
+            "--host-address: network.host_address: must be an IPv4 address when kvcr.guard is true: KVCR takes no other",
         ),
         (
             &["--frontend-port", "0"],

@@ -1,6 +1,7 @@
 //! Equal workers that prefill and decode, and a reference engine beside them.
 
 use super::dynamo::{self, Discovery};
+use super::guard::{self, Guarded};
 use super::{Bindings, Plan};
 use crate::config::Config;
 use crate::engine::vllm::worker::{self, Part};
@@ -23,9 +24,8 @@ fn parts(config: &Config) -> impl Iterator<Item = Part> {
 
 /// Bytes of `/dev/shm` that the whole stack takes.
 pub(super) fn shm_bytes(config: &Config) -> u64 {
-    parts(config)
-        .map(|part| worker::shm_bytes(config, part))
-        .fold(0, u64::saturating_add)
+    let engines = parts(config).map(|part| worker::shm_bytes(config, part));
+    engines.fold(guard::shm_bytes(config), u64::saturating_add)
 }
 
 /// The plan of [`crate::config::profile::TopologyKind::Aggregated`].
@@ -40,12 +40,35 @@ pub fn aggregated(
 
     let mut processes: Vec<_> = discovery.process(bindings).into_iter().collect();
     processes.push(frontend);
+    let guarded = Guarded::of(config, installed, bindings)?;
+    let mut directories = dynamo::directories(bindings);
+    let mut shm_prefixes = vec![worker::shm_prefix(bindings)];
+    if let Some(guarded) = &guarded {
+        processes.push(dynamo::state_agent(
+            config, installed, bindings, &discovery,
+        )?);
+        for index in 0..config.profile.topology.workers {
+            processes.push(guarded.service(config, installed, bindings, index, env.clone()));
+            directories.push(guard::pool_dir(bindings, index));
+        }
+        shm_prefixes.push(guard::shm_prefix(bindings));
+    }
     let mut workers = Vec::new();
     let mut reference = None;
     for part in parts(config) {
         let engine = worker::plan(config, installed, bindings, part, env.clone())?;
         processes.push(super::Process {
-            after: discovery.after(),
+            after: match part {
+                Part::Core { index } if guarded.is_some() => {
+                    let service = guard::service_name(index);
+                    [
+                        discovery.after(),
+                        vec![dynamo::STATE_AGENT.to_owned(), service],
+                    ]
+                    .concat()
+                }
+                _ => discovery.after(),
+            },
             ..engine.process
         });
         match part {
@@ -62,8 +85,8 @@ pub fn aggregated(
         frontend_url: format!("http://127.0.0.1:{port}"),
         workers,
         reference,
-        directories: dynamo::directories(bindings),
-        shm_prefixes: vec![worker::shm_prefix(bindings)],
+        directories,
+        shm_prefixes,
         shm_bytes: shm_bytes(config),
     })
 }

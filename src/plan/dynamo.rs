@@ -17,6 +17,12 @@ const ETCD_CLIENT_PORT: &str = "etcd-client";
 const ETCD_PEER_PORT: &str = "etcd-peer";
 const ETCD: &str = "etcd";
 const FRONTEND: &str = "frontend";
+/// Name of the state agent's system port in the bindings.
+pub(super) const STATE_AGENT_PORT: &str = "state-agent-system";
+pub(super) const STATE_AGENT: &str = "state-agent";
+
+/// Dynamo's default; only the core workers, and who serves them, may be found by it.
+pub(crate) const CORE_NAMESPACE: &str = "dynamo";
 
 /// vLLM makes unix sockets named by a UUID in `$TMPDIR`, and a socket's path may have 107 bytes.
 const LONGEST_TMPDIR: usize = 70;
@@ -166,7 +172,11 @@ pub(super) fn ports(config: &Config) -> Vec<String> {
         DiscoveryBackend::File => [].as_slice(),
         DiscoveryBackend::Auto | DiscoveryBackend::Etcd => &[ETCD_CLIENT_PORT, ETCD_PEER_PORT],
     };
-    let all = etcd.iter().chain([&FRONTEND_PORT]);
+    let agent = match config.profile.kvcr.guard {
+        true => [STATE_AGENT_PORT].as_slice(),
+        false => &[],
+    };
+    let all = etcd.iter().chain([&FRONTEND_PORT]).chain(agent);
     all.map(|&name| name.to_owned()).collect()
 }
 
@@ -264,7 +274,42 @@ pub(super) fn frontend(
     })
 }
 
+/// Keeps, by owner, which blocks can be fetched from where: also those that only a Guard still has.
+pub(super) fn state_agent(
+    config: &Config,
+    installed: &Installed,
+    bindings: &Bindings,
+    discovery: &Discovery<'_>,
+) -> Result<Process, Failure> {
+    let port = bindings.port(STATE_AGENT_PORT)?;
+    let mut argv = installed.program.module("dynamo.kv_state_agent");
+    let slots = config.profile.topology.workers.to_string();
+    argv.extend(["--max-slots".to_owned(), slots]);
+    let mut env = environment(installed, bindings, discovery)?;
+    for (name, value) in [
+        ("DYN_COMPONENT", "kv_state_agent"),
+        ("DYN_NAMESPACE", CORE_NAMESPACE),
+        ("DYN_SYSTEM_PORT", &port.to_string()),
+        ("DYN_HEALTH_CHECK_ENABLED", "false"),
+    ] {
+        env.insert(name.to_owned(), value.to_owned());
+    }
+    Ok(Process {
+        name: STATE_AGENT.to_owned(),
+        role: Role::StateAgent,
+        group: Group::Core,
+        argv,
+        env,
+        after: discovery.after(),
+        ready: vec![Probe::Http {
+            url: format!("http://127.0.0.1:{port}/live"),
+        }],
+        start_seconds: 240,
+        stop_seconds: 20,
+    })
+}
+
 /// A path as an argument. Paths of ours are UTF-8: configuration refuses others.
-pub(super) fn text(path: &Path) -> String {
+pub(crate) fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }

@@ -6,12 +6,14 @@
 //! `stack`; what an engine's argv looks like belongs to `engine`.
 
 mod aggregated;
-mod dynamo;
+pub(crate) mod dynamo;
+pub(crate) mod guard;
 mod render;
 #[cfg(test)]
 pub(crate) mod testing;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -114,6 +116,9 @@ pub struct Bindings {
     /// `<fingerprint>:<generation>`; stands in the name of every shared-memory file (and `stack`
     /// puts it into the environment of every process), so that a sweep finds exactly ours.
     pub cookie: String,
+    /// An address of this host that is not loopback, where it has one.
+    #[serde(default)]
+    pub host_address: Option<Ipv4Addr>,
 }
 
 impl Bindings {
@@ -127,6 +132,8 @@ impl Bindings {
             scratch: PathBuf::from("/scratch"),
             generation: 0,
             cookie: "0000000000000000:0".to_owned(),
+            // Reserved for documentation: nobody's.
+            host_address: Some(Ipv4Addr::new(192, 0, 2, 1)),
         }
     }
 
@@ -165,6 +172,10 @@ pub enum Role {
     Frontend,
     /// An engine that serves.
     Worker,
+    /// Keeps a worker's KVCR tier beyond the worker's death.
+    Service,
+    /// Tells the router which blocks outlived which worker.
+    StateAgent,
 }
 
 /// When a process counts as started.

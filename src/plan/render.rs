@@ -92,6 +92,8 @@ fn role(role: Role) -> &'static str {
         Role::Discovery => "discovery",
         Role::Frontend => "frontend",
         Role::Worker => "worker",
+        Role::Service => "service",
+        Role::StateAgent => "state agent",
     }
 }
 

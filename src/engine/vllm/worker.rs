@@ -9,14 +9,14 @@ use crate::config::profile::{DeviceKind, EngineKind};
 use crate::environment::Installed;
 use crate::failure::Failure;
 use crate::geometry::Blocks;
+use crate::plan::dynamo::CORE_NAMESPACE;
+use crate::plan::guard::Guarded;
 use crate::plan::{Bindings, Group, PlannedWorker, Probe, Process, Role};
 
 /// vLLM offloads only on CUDA-like devices; the overlay brings the same tiering for host memory.
 const CPU_SPEC: &str = "CpuTieringOffloadingSpec";
 const CPU_SPEC_MODULE: &str = "kvcr_cpu.spec";
 
-/// Dynamo's default; only the core workers may be found by it.
-const CORE_NAMESPACE: &str = "dynamo";
 /// The front door looks into every namespace, the router of a model into one.
 const REFERENCE_NAMESPACE: &str = "dynamo-reference";
 
@@ -157,8 +157,9 @@ fn argv(
     }
     let events = bindings.port(&part.events_port())?;
     option("--kv-events-config", kv_events(events).to_string());
-    if let Part::Core { .. } = part {
-        let transfer = kv_transfer(config, bindings, part)?;
+    if let Part::Core { index } = part {
+        let guarded = Guarded::of(config, installed, bindings)?;
+        let transfer = kv_transfer(config, bindings, part, guarded.map(|all| (all, index)))?;
         option("--kv-transfer-config", transfer.to_string());
     }
     argv.push("--enable-prefix-caching".to_owned());
@@ -219,9 +220,14 @@ fn kv_events(port: u16) -> Value {
     })
 }
 
-fn kv_transfer(config: &Config, bindings: &Bindings, part: Part) -> Result<Value, Failure> {
+fn kv_transfer(
+    config: &Config,
+    bindings: &Bindings,
+    part: Part,
+    guarded: Option<(Guarded, usize)>,
+) -> Result<Value, Failure> {
     let (profile, kvcr) = (&config.profile, &config.profile.kvcr);
-    let tier = json!({
+    let mut tier = json!({
         "type": "kvcr",
         "router_capabilities": ["router_hint"],
         "control_host": "127.0.0.1",
@@ -234,6 +240,11 @@ fn kv_transfer(config: &Config, bindings: &Bindings, part: Part) -> Result<Value
         // Off by default; without it the series do not exist and nothing can be proven.
         "enable_telemetry": true,
     });
+    if let (Some((guarded, index)), Value::Object(tier)) = (&guarded, &mut tier) {
+        // The service's pool takes its place.
+        tier.remove("secondary_g2_slots");
+        tier.extend(guarded.tier(bindings, *index));
+    }
     let spec = match profile.engine.device {
         DeviceKind::Cpu => json!({
             "spec_name": CPU_SPEC,
@@ -249,6 +260,9 @@ fn kv_transfer(config: &Config, bindings: &Bindings, part: Part) -> Result<Value
     });
     if let (Value::Object(extra), Value::Object(spec)) = (&mut extra, spec) {
         extra.extend(spec);
+    }
+    if let Some((guarded, index)) = guarded {
+        extra["dynamo_state_agent"] = guarded.state_agent(index);
     }
     Ok(json!({
         "kv_connector": "OffloadingConnector",

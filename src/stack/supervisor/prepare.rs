@@ -2,13 +2,14 @@
 //! ports, plan.
 
 use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::Blueprint;
 use crate::failure::Failure;
-use crate::gate::needs;
+use crate::gate::{host, needs};
 use crate::launch::local::Place;
 use crate::launch::ports::{self, Reserved};
 use crate::plan::{Bindings, Plan, Probe};
@@ -109,6 +110,7 @@ fn plan(
         scratch: place.scratch.clone(),
         generation: number,
         cookie: cookie.to_string(),
+        host_address: host_address(),
     })?;
     check_sockets(&plan)?;
     needs::room(plan.shm_bytes)?;
@@ -126,6 +128,16 @@ fn plan(
         ports,
         _devices: devices,
     })
+}
+
+/// The address by which others reach this host, if there is one.
+fn host_address() -> Option<Ipv4Addr> {
+    host::addresses()
+        .into_iter()
+        .find_map(|address| match address.ip {
+            IpAddr::V4(ip) => Some(ip),
+            IpAddr::V6(_) => None,
+        })
 }
 
 /// A socket that is too long fails in the engine, late and in other words.
