@@ -69,11 +69,15 @@ pub struct Running {
     pub system: Arc<System>,
 }
 
+/// The time as the engine writes it.
+pub fn stamp() -> String {
+    let now = jiff::Timestamp::now();
+    now.strftime("%m-%d %H:%M:%S").to_string()
+}
+
 /// Writes a line as the engine core does.
 pub fn log(place: &str, message: &str) {
-    let now = jiff::Timestamp::now()
-        .strftime("%m-%d %H:%M:%S")
-        .to_string();
+    let now = stamp();
     let pid = getpid().as_raw_nonzero();
     println!("(EngineCore pid={pid}) INFO {now} {place} {message}");
 }
@@ -164,6 +168,9 @@ pub async fn boot(
     if faults.tell(Fault::StartSlow) {
         tokio::time::sleep(SLOWER).await;
     }
+    if faults.tell(Fault::StartHangs) {
+        future::pending::<()>().await;
+    }
 
     let host = match &flags.tiers {
         Some(tiers) => {
@@ -247,9 +254,6 @@ pub async fn boot(
     let router = http::requests(engine.clone());
     tokio::spawn(async move { axum::serve(NoDelay(listener), router).await });
 
-    if faults.tell(Fault::StartHangs) {
-        future::pending::<()>().await;
-    }
     let registration = Registration {
         instance_id: instance,
         namespace: environment.namespace.clone(),

@@ -452,7 +452,7 @@ impl Engine {
             // Against the clock, so that what one timer is late the next one is early.
             tokio::time::sleep_until(start + step * (at + 1)).await;
             if at == max_tokens / 2 {
-                death::while_generating(&around.faults);
+                death::while_generating(&around.faults).await;
             }
             let mut next = held.next(&sequence[tail..], shape.vocabulary);
             if at == 0 {
