@@ -17,6 +17,7 @@
 //! - [`fault`]: the catalogue of lies, and which are told now.
 //! - [`settings`]: what every simulated process is told beside its command line.
 //! - [`wire`]: what the processes say to one another.
+//! - [`worker`]: the engine, `dynamo.vllm`.
 //!
 //! What does not belong here: anything that judges. The cases see a stack, and cannot tell which.
 

@@ -3,15 +3,21 @@
 
 use rustix::process::{Signal, getpid, kill_process};
 
+use super::boot::stamp;
 use crate::sim::fault::{Fault, Faults};
 
+/// How long a stop may take to reach every thread.
+const STOPPING: std::time::Duration = std::time::Duration::from_millis(20);
+
 /// Dies, or stands still, if it is told to. Asked in the middle of an answer.
-pub fn while_generating(faults: &Faults) {
+pub async fn while_generating(faults: &Faults) {
     if faults.tell(Fault::Dies) {
         by(Signal::KILL);
     }
     if faults.tell(Fault::Hangs) {
         by(Signal::STOP);
+        // Nothing may be said before all of it stands still.
+        tokio::time::sleep(STOPPING).await;
     }
     if faults.tell(Fault::Crashes) {
         crash("AssertionError: scheduler output does not match the model runner's requests");
@@ -36,7 +42,8 @@ pub fn by(signal: Signal) {
 /// it last.
 pub fn lines(exception: &str) -> String {
     let pid = getpid().as_raw_nonzero();
-    let core = format!("(EngineCore pid={pid}) ERROR 11-30 10:00:00 [core.py:1510]");
+    let now = stamp();
+    let core = format!("(EngineCore pid={pid}) ERROR {now} [core.py:1510]");
     format!(
         "{core} EngineCore failed to start.\n\
          {core} Traceback (most recent call last):\n\
@@ -53,7 +60,8 @@ pub fn lines(exception: &str) -> String {
 
 fn crash(exception: &str) {
     let pid = getpid().as_raw_nonzero();
-    let core = format!("(EngineCore pid={pid}) ERROR 11-30 10:00:00 [core.py:1520]");
+    let now = stamp();
+    let core = format!("(EngineCore pid={pid}) ERROR {now} [core.py:1520]");
     println!(
         "{core} EngineCore encountered a fatal error.\n\
          {core} Traceback (most recent call last):\n\

@@ -5,12 +5,10 @@ use std::collections::{HashMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::death;
 use super::host::HostTier;
 use super::lru::Lru;
 use super::meters::Ended;
@@ -18,11 +16,8 @@ use super::own::{OwnTier, Page, Surroundings, attention};
 use super::prefix::Prefix;
 use crate::sim::fault::Fault;
 use crate::sim::kvcr::target::Target;
-use crate::sim::model::{Group, Held, Key, Next, Shape, block_hashes};
+use crate::sim::model::{Group, Held, Key, Shape, block_hashes};
 use crate::sim::wire::{Cache, Generate, Handover, Reply, Role};
-
-/// Prompts whose pages wait for a decode engine; the oldest goes first.
-const HANDOVERS: usize = 1024;
 
 /// What an engine is made of.
 pub struct Parts {
@@ -64,23 +59,23 @@ pub struct Engine {
     pub(super) device: Mutex<Lru<Page>>,
     /// How often each prefix was asked for.
     visits: Mutex<HashMap<u64, u32>>,
-    handovers: Mutex<VecDeque<(String, Vec<Page>)>>,
+    pub(super) handovers: Mutex<VecDeque<(String, Vec<Page>)>>,
     running: Mutex<i64>,
     asked: AtomicBool,
     restarted: AtomicBool,
-    http: reqwest::Client,
+    pub(super) http: reqwest::Client,
 }
 
 /// What is held of a prompt, and whose merit that is.
 pub(super) struct Prefilled {
     /// What the next token follows from.
-    held: Held,
+    pub(super) held: Held,
     /// Attention pages of every full block, then the state pages after the last of them.
-    pages: Vec<Page>,
+    pub(super) pages: Vec<Page>,
     /// Pages that this request computed.
-    computed: Vec<(Key, Page)>,
+    pub(super) computed: Vec<(Key, Page)>,
     /// Whether the same prompt was asked before.
-    again: bool,
+    pub(super) again: bool,
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -246,7 +241,7 @@ impl Engine {
         cached
     }
 
-    fn nothing_held(&self) -> Held {
+    pub(super) fn nothing_held(&self) -> Held {
         let Parts {
             shape, page_bytes, ..
         } = self.parts;
@@ -420,155 +415,6 @@ impl Engine {
             .around
             .events
             .publish(Cache::Device, stored, removed);
-    }
-
-    /// Generates, and stores what was computed in KVCR when the answer is complete.
-    async fn decode(
-        &self,
-        request: &Generate,
-        prefilled: Prefilled,
-        max_tokens: u32,
-        replies: &mpsc::Sender<Reply>,
-        began: Instant,
-        ended: &mut Ended,
-    ) -> Option<()> {
-        let Parts {
-            block_tokens,
-            shape,
-            around,
-            ..
-        } = &self.parts;
-        let Prefilled {
-            mut held,
-            mut computed,
-            again,
-            ..
-        } = prefilled;
-        let mut sequence = request.tokens.clone();
-        let mut tail = sequence.len() / block_tokens * block_tokens;
-        let start = Instant::now();
-        let step = Duration::from_micros(around.latency.decode_token_us);
-        for at in 0..max_tokens {
-            // Against the clock, so that what one timer is late the next one is early.
-            tokio::time::sleep_until(start + step * (at + 1)).await;
-            if at == max_tokens / 2 {
-                death::while_generating(&around.faults);
-            }
-            let mut next = held.next(&sequence[tail..], shape.vocabulary);
-            if at == 0 {
-                ended.to_first = began.elapsed();
-                around.meters.prompt(ended);
-                if again && around.faults.tell(Fault::ReferenceWavers) {
-                    std::mem::swap(&mut next.token, &mut next.runner_up);
-                }
-            }
-            if around.faults.on(Fault::NearTies) {
-                next.runner_up_logprob = next.logprob - 1e-4;
-            }
-            ended.generated += 1;
-            replies.send(reply(next)).await.ok()?;
-            sequence.push(next.token);
-            // The last token is never fed to the model: it completes no block.
-            if at + 1 < max_tokens && sequence.len() - tail == *block_tokens {
-                let pages = held.compute(&sequence[tail..]);
-                tail = sequence.len();
-                let hashes = self.hashes(&sequence, request.cache_salt.as_deref());
-                if let (Some(block), Some(page)) = (hashes.last(), pages.into_iter().next()) {
-                    let key = Key {
-                        block: *block,
-                        group: Group::Attention,
-                    };
-                    let new = (key, Page::from(page));
-                    self.keep(std::slice::from_ref(&new), true);
-                    computed.push(new);
-                }
-            }
-        }
-        match (&self.parts.own, &self.parts.target) {
-            (Some(own), _) => own.fill(computed),
-            // A tier without any room refuses every store.
-            (None, Some(_)) if !computed.is_empty() => around.meters.job_failed(false),
-            _ => {}
-        }
-        Some(())
-    }
-
-    fn keep_for_decode(&self, request_id: &str, pages: Vec<Page>) {
-        let mut handovers = lock(&self.handovers);
-        if handovers.len() >= HANDOVERS {
-            handovers.pop_front();
-        }
-        handovers.push_back((request_id.to_owned(), pages));
-    }
-
-    /// Gets the pages of a prompt that another engine prefilled.
-    async fn handed_over(
-        &self,
-        request: &Generate,
-        handover: &Handover,
-        ended: &mut Ended,
-    ) -> Result<Prefilled, String> {
-        let url = format!(
-            "http://{}/handover/{}",
-            handover.address, handover.request_id
-        );
-        let failed = |error: &dyn std::fmt::Display| format!("NIXL transfer failed: {error}");
-        let response = self.http.get(url).send().await.map_err(|e| failed(&e))?;
-        let response = response.error_for_status().map_err(|e| failed(&e))?;
-        let bytes = response.bytes().await.map_err(|e| failed(&e))?;
-        let pages: Vec<Page> = bytes
-            .chunks_exact(self.parts.page_bytes)
-            .map(Page::from)
-            .collect();
-        let hashes = self.hashes(&request.tokens, request.cache_salt.as_deref());
-        let blocks = hashes.len();
-        let states = self.parts.shape.state_groups as usize;
-        let whole = blocks + if blocks > 0 { states } else { 0 };
-        if handover.blocks != blocks as u64 || pages.len() != whole {
-            return Err(failed(&format_args!(
-                "{} pages instead of {whole}",
-                pages.len()
-            )));
-        }
-        tokio::time::sleep(self.parts.around.latency.transfer(blocks as u64)).await;
-        let mut held = self.nothing_held();
-        for page in &pages[..blocks] {
-            held.take_attention(page);
-        }
-        for (group, page) in pages[blocks..].iter().enumerate() {
-            held.take_state(group, page);
-        }
-        let keys = hashes.iter().map(|block| Key {
-            block: *block,
-            group: Group::Attention,
-        });
-        let known: Vec<(Key, Page)> = keys.zip(pages.iter().cloned()).collect();
-        let device = {
-            let device = lock(&self.device);
-            known
-                .iter()
-                .take_while(|(key, _)| device.contains(key))
-                .count()
-        };
-        self.keep(&known, false);
-        ended.device = (device * self.parts.block_tokens) as u64;
-        ended.external = ended.prompt - ended.device;
-        let again = false;
-        Ok(Prefilled {
-            held,
-            pages,
-            computed: Vec::new(),
-            again,
-        })
-    }
-}
-
-fn reply(next: Next) -> Reply {
-    Reply::Token {
-        id: next.token,
-        logprob: next.logprob,
-        runner_up: next.runner_up,
-        runner_up_logprob: next.runner_up_logprob,
     }
 }
 

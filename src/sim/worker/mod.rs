@@ -13,6 +13,7 @@
 
 pub mod boot;
 pub mod death;
+pub mod decode;
 pub mod engine;
 pub mod events;
 pub mod flags;

@@ -22,6 +22,9 @@ pub type Page = Arc<[u8]>;
 /// Longest wait before a fill: a client that scrapes right after its answer finds it settled.
 const FILL_WAIT: Duration = Duration::from_millis(5);
 
+/// Requests whose fills are waited for together.
+const BATCH: usize = 256;
+
 /// What the tier needs of its engine.
 #[derive(Clone, Debug)]
 pub struct Surroundings {
@@ -60,11 +63,15 @@ impl OwnTier {
             .publish(Cache::Kvcr, attention(&pool.keys()), Vec::new());
         let (filled, told) = (pool.clone(), around.clone());
         tokio::spawn(async move {
-            while let Some(Fill { pages, operation }) = jobs.recv().await {
-                let wait = told.latency.load(pages.len() as u64).min(FILL_WAIT);
+            let mut batch = Vec::new();
+            while jobs.recv_many(&mut batch, BATCH).await > 0 {
+                let pages: usize = batch.iter().map(|fill: &Fill| fill.pages.len()).sum();
+                let wait = told.latency.load(pages as u64).min(FILL_WAIT);
                 tokio::time::sleep(wait).await;
-                store(&filled, &told, pages);
-                drop(operation);
+                for Fill { pages, operation } in batch.drain(..) {
+                    store(&filled, &told, pages);
+                    drop(operation);
+                }
             }
         });
         Self {

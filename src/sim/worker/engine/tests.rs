@@ -1,5 +1,7 @@
 //! An engine in this process, without HTTP: what it says, what it counts, and each of its lies.
 
+use std::time::Duration;
+
 use super::super::events::Events;
 use super::super::gauges::Gauges;
 use super::super::meters::Meters;
