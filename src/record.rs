@@ -319,7 +319,11 @@ impl<'a> Recorder<'a> {
     async fn settle(&self) -> Result<(), Failure> {
         let workers = self.stack.workers.iter();
         let urls: Vec<String> = workers.map(|worker| worker.metrics_url.clone()).collect();
-        let settling = Settling::idle(self.config.profile.kvcr.abandon_timeout_ms);
+        let profile = &self.config.profile;
+        let settling = Settling::idle(
+            profile.kvcr.abandon_timeout_ms,
+            profile.request.deadline_seconds,
+        );
         settle(&self.scraper, &urls, settling).await.map(drop)
     }
 

@@ -50,8 +50,8 @@ fn tell_settings(config: &Config, bindings: &Bindings, plan: &mut Plan) -> Resul
     let sim = &config.profile.sim;
     let names: BTreeSet<&str> = plan.processes.iter().map(|it| it.name.as_str()).collect();
     let elsewhere = sim.faults.iter().find_map(|switch| {
-        let process = switch.process.as_deref()?;
-        (!names.contains(process)).then_some(switch)
+        let told = names.iter().any(|process| switch.reaches(process));
+        (!told).then_some(switch)
     });
     if let Some(switch) = elsewhere {
         return Err(

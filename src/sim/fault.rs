@@ -61,7 +61,8 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A fault that is switched on: `name[@process][#times]`.
+/// A fault that is switched on: `name[@process][#times]`. A process that ends with `*` means all
+/// whose names begin so: `worker*` are the engines without the reference.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub struct Switch {
     /// Which fault.
@@ -70,6 +71,20 @@ pub struct Switch {
     pub process: Option<String>,
     /// How often each process tells it; `None`: always.
     pub times: Option<u32>,
+}
+
+impl Switch {
+    /// Whether the process of this name tells it.
+    #[must_use]
+    pub fn reaches(&self, process: &str) -> bool {
+        match self.process.as_deref() {
+            None => true,
+            Some(wanted) => match wanted.strip_suffix('*') {
+                Some(beginning) => process.starts_with(beginning),
+                None => process == wanted,
+            },
+        }
+    }
 }
 
 impl fmt::Display for Switch {
@@ -199,13 +214,9 @@ impl Faults {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         self.refresh(&mut state);
         let switches = state.from_file.as_ref().unwrap_or(&self.initial);
-        let switch = switches.iter().find(|switch| {
-            switch.fault == fault
-                && switch
-                    .process
-                    .as_ref()
-                    .is_none_or(|process| *process == self.process)
-        })?;
+        let switch = switches
+            .iter()
+            .find(|switch| switch.fault == fault && switch.reaches(&self.process))?;
         let told = state.told.get(&fault).copied().unwrap_or(0);
         switch.times.is_none_or(|times| told < times).then_some(())
     }
@@ -282,6 +293,8 @@ mod tests {
         assert!(faults.on(Fault::CorruptBlock));
         assert!(faults.tell(Fault::CorruptBlock));
         assert!(!faults.tell(Fault::CorruptBlock));
+        let workers: Switch = "corrupt_block@worker*".parse().unwrap();
+        assert!(workers.reaches("worker1") && !workers.reaches("reference"));
     }
 
     #[test]

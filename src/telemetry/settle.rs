@@ -88,22 +88,24 @@ pub struct Settling {
 }
 
 impl Settling {
-    /// For a worker with this `abandon_timeout_ms`: reads as soon as nothing is going on.
-    pub fn idle(abandon_timeout_ms: u64) -> Self {
+    /// For a worker with this `abandon_timeout_ms`: reads as soon as nothing is going on. Patience
+    /// ends after the time in which a request may take, half a minute at most, beyond what a
+    /// transfer may take twice.
+    pub fn idle(abandon_timeout_ms: u64, request_deadline_seconds: u64) -> Self {
         let interval = Duration::from_millis(100);
         let abandon = Duration::from_millis(abandon_timeout_ms);
         Self {
             interval,
             quiet: Duration::ZERO,
             abandon,
-            deadline: 2 * abandon + Duration::from_secs(30),
+            deadline: 2 * abandon + Duration::from_secs(request_deadline_seconds.min(30)),
         }
     }
 
     /// The same, but also outlives every transfer that may still time out: for claims that
     /// nothing failed.
-    pub fn outliving(abandon_timeout_ms: u64) -> Self {
-        let idle = Self::idle(abandon_timeout_ms);
+    pub fn outliving(abandon_timeout_ms: u64, request_deadline_seconds: u64) -> Self {
+        let idle = Self::idle(abandon_timeout_ms, request_deadline_seconds);
         Self {
             quiet: idle.abandon + idle.interval,
             ..idle
@@ -261,7 +263,7 @@ pub async fn wait_for<T>(
     deadline: Duration,
     mut condition: impl FnMut(&Page) -> Result<T, String>,
 ) -> Result<(T, Scrape), Failure> {
-    const INTERVAL: Duration = Duration::from_millis(150);
+    const INTERVAL: Duration = Duration::from_millis(100);
     let start = Instant::now();
     loop {
         let status = match scraper.scrape(url).await {

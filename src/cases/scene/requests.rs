@@ -110,6 +110,18 @@ impl Scene<'_> {
             &Some(target.instance_id),
             &seen.served_by,
         ));
+        // It was asked to ignore the end of the text, so nothing else may end it.
+        let wanted = u64::from(self.config.profile.request.max_tokens);
+        self.check(Check::equal(
+            format!("answer_is_complete[{label}]"),
+            Class::Product,
+            &("length", wanted, wanted),
+            &(
+                seen.finish_reason.as_str(),
+                seen.completion_tokens,
+                seen.tokens.len() as u64,
+            ),
+        ));
     }
 
     pub(super) fn exchange(

@@ -59,7 +59,7 @@ impl MetricsPage {
             page = with_value(&page, LOCAL_COMPUTE, |_| -1.0);
         }
         if tells(Fault::SourcesDisagree) {
-            page = with_value(&page, LOCAL_COMPUTE, |value| value + 1.0);
+            page = with_value(&page, LOCAL_COMPUTE, |value| value * 2.0);
         }
         if tells(Fault::CountersNeverSettle) {
             memory.crept += 1;
