@@ -25,7 +25,7 @@ use crate::telemetry::settle::Settled;
 use crate::telemetry::{Delta, Scraper};
 use crate::verdict::Check;
 
-/// Seconds for one page of counters; a stalled machine answers late, not never.
+/// The most for one page of counters; a stalled machine answers late, not never.
 const SCRAPE_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Everything one arm works with.
@@ -102,7 +102,7 @@ impl<'a> Scene<'a> {
                 config.run_id, stack.generation, stack.variant
             ),
             client: Client::new(&stack.plan.frontend_url, deadline)?,
-            scraper: Scraper::new(SCRAPE_DEADLINE)?,
+            scraper: Scraper::new(SCRAPE_DEADLINE.min(deadline))?,
             kept: Kept::new(&stack.reference_dir),
             config,
             stack,

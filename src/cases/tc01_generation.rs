@@ -7,7 +7,6 @@
 
 use super::scene::Scene;
 use super::{Arm, Case};
-use crate::client::Observation;
 use crate::engine::BoxFuture;
 use crate::failure::Failure;
 use crate::stack::protocol::Mode;
@@ -101,7 +100,8 @@ fn warm_device<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure
         scene.answers_as_reference("prompt", &again);
         let expected = scene.blocks().device_hit(again.prompt_tokens);
         scene.hit(&again, expected..=expected);
-        as_the_reference_reuses(scene, "prompt", &again);
+        let reused = scene.reference_reused("prompt")?;
+        scene.hit_as_reused(&again, reused);
 
         let delta = deltas.worker(0);
         scene.checks(judge::warm_device(0, delta, expected));
@@ -126,7 +126,8 @@ fn warm_tier<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>>
         scene.answers_as_reference("prompt", &again);
         let expected = blocks.device_hit(again.prompt_tokens);
         scene.hit(&again, expected..=expected);
-        as_the_reference_reuses(scene, "prompt", &again);
+        let reused = scene.reference_reused("prompt")?;
+        scene.hit_as_reused(&again, reused);
 
         let delta = deltas.worker(0);
         scene.checks(judge::warm_tier(delta, blocks, expected));
@@ -170,10 +171,4 @@ fn boundary<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> 
         scene.since(&before, "after").await?;
         Ok(())
     })
-}
-
-/// KVCR may not claim more than the same engine reuses without it, nor less.
-fn as_the_reference_reuses(scene: &mut Scene<'_>, label: &str, seen: &Observation) {
-    let reused = scene.reference_reused(label);
-    scene.hit_as_reused(seen, reused);
 }

@@ -53,7 +53,7 @@ fn full<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
         let blocks = scene.blocks();
         let prompt = scene.prompt("prompt", stored_length(scene));
         scene.reference(&[("prompt", &prompt)]).await?;
-        let reused = scene.reference_reused("prompt");
+        let reused = scene.reference_reused("prompt")?;
 
         let before = scene.counters("before").await?;
         let first = scene.ask("store", &prompt, 0).await?;
@@ -73,7 +73,7 @@ fn full<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
         let loaded = scene.since(&before, "loaded").await?;
         scene.answers_as_reference("prompt", &again);
         scene.hit_as_reused(&again, reused);
-        let hit = reused.unwrap_or(0);
+        let hit = reused;
         let flow = Flow {
             computed: again.prompt_tokens - hit,
             delivered: blocks.full(hit),
@@ -121,7 +121,7 @@ fn partial_prefix<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fail
             let seen = scene.ask(label, asked, 0).await?;
             scene.answers_as_reference(label, &seen);
             scene.hit_as_reused(&seen, *reused);
-            let hit = reused.unwrap_or(0);
+            let hit = *reused;
             flow.computed += seen.prompt_tokens - hit;
             flow.delivered += blocks.full(hit);
             // What differs is new to the tier.

@@ -82,7 +82,7 @@ fn hinted_and_fresh<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fa
         let fresh = scene.prompt("fresh", length);
         let asked = [("hinted", &hinted), ("fresh", &fresh)];
         scene.reference(&asked).await?;
-        let reused = scene.reference_reused("hinted");
+        let reused = scene.reference_reused("hinted")?;
 
         seed(scene, &[("seed".into(), &hinted)], 0).await?;
         let before = scene.counters("seeded").await?;
@@ -100,7 +100,7 @@ fn hinted_and_fresh<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fa
             seen[0].wall_ms, seen[1].wall_ms
         ));
 
-        let hit = reused.unwrap_or(0);
+        let hit = reused;
         let moved = blocks.full(hit);
         let target = Flow {
             computed: seen[0].prompt_tokens - hit + seen[1].prompt_tokens,
@@ -137,7 +137,7 @@ fn partial_prefix_hint<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(),
         scene.answers_as_reference("asked", &seen);
         scene.hit_as_reused(&seen, reused[1]);
 
-        let hit = reused[1].unwrap_or(0);
+        let hit = reused[1];
         let moved = blocks.full(hit);
         let target = Flow {
             computed: seen.prompt_tokens - hit,
@@ -173,10 +173,10 @@ fn both_directions<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fai
         let deltas = scene.since(&before, "asked").await?;
         let mut flows = [Flow::default(); 2];
         for ((label, _, target), seen) in crossed.iter().zip(&seen) {
-            let reused = scene.reference_reused(label);
+            let reused = scene.reference_reused(label)?;
             scene.answers_as_reference(label, seen);
             scene.hit_as_reused(seen, reused);
-            let hit = reused.unwrap_or(0);
+            let hit = reused;
             flows[*target].computed += seen.prompt_tokens - hit;
             flows[*target].fetched += blocks.full(hit);
             flows[1 - *target].written += blocks.full(hit);
@@ -219,10 +219,10 @@ fn concurrent<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>
         let deltas = scene.since(&before, "asked").await?;
         let (mut target, mut source) = (Flow::default(), Flow::default());
         for ((label, _), seen) in asked.iter().zip(&seen) {
-            let reused = scene.reference_reused(label);
+            let reused = scene.reference_reused(label)?;
             scene.answers_as_reference(label, seen);
             scene.hit_as_reused(seen, reused);
-            let hit = reused.unwrap_or(0);
+            let hit = reused;
             target.computed += seen.prompt_tokens - hit;
             target.fetched += blocks.full(hit);
             source.written += blocks.full(hit);

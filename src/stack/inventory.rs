@@ -10,12 +10,10 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use procfs::process::{FDTarget, MMapPath, Process, all_processes};
 use serde::{Deserialize, Serialize};
 
-use super::protocol::millis;
 use super::state_dir::unusable;
 use super::sweep::{Identity, Ours};
 use crate::atomic;
@@ -40,8 +38,9 @@ pub struct ShmFile {
 /// What one generation owns outside its own directory.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Inventory {
-    /// When it began, in milliseconds since 1970.
-    pub began_ms: u64,
+    /// Files under `/dev/shm` that were there before it began, whoever uses them: not ours. No
+    /// time says it, since clocks jump.
+    pub before: BTreeSet<ShmFile>,
     /// Prefixes of names under `/dev/shm`.
     pub shm_prefixes: Vec<String>,
     /// Files under `/dev/shm`.
@@ -53,11 +52,8 @@ pub struct Inventory {
 impl Inventory {
     /// A generation that begins now.
     pub fn begin() -> Self {
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
         Self {
-            began_ms: millis(now),
+            before: everything(),
             ..Self::default()
         }
     }
@@ -82,19 +78,19 @@ impl Inventory {
     /// Adds what is ours now.
     pub fn observe(&mut self, ours: &Ours) {
         self.processes = ours.scan().into_iter().collect();
-        let began = UNIX_EPOCH + Duration::from_millis(self.began_ms);
         let used: BTreeSet<(u64, u64)> = self
             .processes
             .iter()
             .filter_map(|identity| open(*identity))
             .flat_map(|process| used_by(&process))
             .collect();
-        self.shm.extend(named(&used).into_iter().filter(|file| {
-            // Files that were there before us are not ours, whoever opened them.
-            fs::symlink_metadata(&file.path)
-                .and_then(|found| found.created().or_else(|_| found.modified()))
-                .is_ok_and(|born| born >= began)
-        }));
+        let new = self.new_ones(named(&used));
+        self.shm.extend(new);
+    }
+
+    fn new_ones(&self, mut found: BTreeSet<ShmFile>) -> BTreeSet<ShmFile> {
+        found.retain(|file| !self.before.contains(file));
+        found
     }
 
     /// Removes files that nobody uses any more; returns those removed.
@@ -166,14 +162,19 @@ fn collect(path: &Path, into: &mut BTreeSet<ShmFile>, depth: u32) {
     }
 }
 
-/// Names that these files (device, number) have under `/dev/shm` now. Not the names they were
-/// opened by: glibc makes a semaphore under a temporary name and links it to its real one, so a
-/// process seems to use a deleted file.
-fn named(used: &BTreeSet<(u64, u64)>) -> BTreeSet<ShmFile> {
+fn everything() -> BTreeSet<ShmFile> {
     let mut all = BTreeSet::new();
     for entry in fs::read_dir(SHM).into_iter().flatten().flatten() {
         collect(&entry.path(), &mut all, 0);
     }
+    all
+}
+
+/// Names that these files (device, number) have under `/dev/shm` now. Not the names they were
+/// opened by: glibc makes a semaphore under a temporary name and links it to its real one, so a
+/// process seems to use a deleted file.
+fn named(used: &BTreeSet<(u64, u64)>) -> BTreeSet<ShmFile> {
+    let mut all = everything();
     all.retain(|file| used.contains(&(file.dev, file.ino)));
     all
 }
@@ -234,6 +235,21 @@ mod tests {
         };
         assert_eq!(inventory.remove_files(), [ours.to_path_buf()]);
         assert!(strangers.exists());
+    }
+
+    #[test]
+    fn what_was_there_before_is_not_ours_whatever_its_time_says() {
+        let before = shm("phase1-before-");
+        let inventory = Inventory::begin();
+        let after = shm("phase1-after-");
+        // As if the clock had been set back: no time may count.
+        let long_ago = std::time::SystemTime::UNIX_EPOCH;
+        after.as_file().set_modified(long_ago).unwrap();
+        let used = used_by(&Process::myself().unwrap()).into_iter().collect();
+        let ours = inventory.new_ones(named(&used));
+        let ours: Vec<&Path> = ours.iter().map(|file| file.path.as_path()).collect();
+        assert!(ours.contains(&after.path()), "{ours:?}");
+        assert!(!ours.contains(&before.path()), "{ours:?}");
     }
 
     #[test]

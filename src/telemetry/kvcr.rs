@@ -284,27 +284,42 @@ pub fn failures(delta: &Delta) -> Result<Vec<BadEnding>, Reading> {
     Ok(endings)
 }
 
+/// An invariant that does not hold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Broken {
+    /// Its stable name, in snake case.
+    pub name: &'static str,
+    /// Who has to act, expected and found.
+    pub failure: Failure,
+}
+
+fn broken(name: &'static str, failure: Failure) -> Broken {
+    Broken { name, failure }
+}
+
 /// What must hold between any two pages of one worker, whatever was asked of it. `block_bytes`
 /// is the size of one block, where the geometry is known. Silent across a restart: there is
 /// nothing to hold then.
-pub fn invariants(delta: &Delta, block_bytes: Option<u64>) -> Vec<Failure> {
+pub fn invariants(delta: &Delta, block_bytes: Option<u64>) -> Vec<Broken> {
     let mut found = Vec::new();
     if let Some(first) = delta.after().problems().first() {
         let count = delta.after().problems().len();
-        found.push(
+        found.push(broken(
+            "page_readable",
             Failure::inconclusive("the metrics page cannot be read completely")
                 .expected("every line a sample, a declaration or a comment")
                 .found(format_args!("{count} that are not; the first: {first}")),
-        );
+        ));
     }
     // vllm#38230: a negative increment ends the engine's statistics without a word.
     for (series, values) in delta.after().samples() {
         if delta.after().is_cumulative(series.name()) && values.iter().any(|v| *v < 0.0) {
-            found.push(
+            found.push(broken(
+                "counters_not_negative",
                 Failure::product(format!("{series} is negative"))
                     .expected("a counter of at least 0")
                     .found(values[0]),
-            );
+            ));
         }
     }
     if delta.restart().is_some() {
@@ -315,11 +330,12 @@ pub fn invariants(delta: &Delta, block_bytes: Option<u64>) -> Vec<Failure> {
     if let (Some(total), Some(sum)) = (total.reading.exact(), by_source.reading.exact())
         && total != sum
     {
-        found.push(
+        found.push(broken(
+            "prompt_sources_add_up",
             Failure::product("the sources of the prompt's tokens do not add up")
                 .expected(format_args!("{total} tokens ({PROMPT_TOKENS})"))
                 .found(format_args!("{sum} tokens ({PROMPT_TOKENS_BY_SOURCE})")),
-        );
+        ));
     }
     if let Some(block_bytes) = block_bytes {
         found.extend(accounting(delta, block_bytes));
@@ -327,7 +343,7 @@ pub fn invariants(delta: &Delta, block_bytes: Option<u64>) -> Vec<Failure> {
     found
 }
 
-fn accounting(delta: &Delta, block_bytes: u64) -> Vec<Failure> {
+fn accounting(delta: &Delta, block_bytes: u64) -> Vec<Broken> {
     use Operation::{LocalDeliver, LocalFill, RemoteDeliver, SourceWrite};
     let moved = |operation| blocks(delta, operation).reading.exact().unwrap_or_default();
     let mut found = Vec::new();
@@ -335,17 +351,19 @@ fn accounting(delta: &Delta, block_bytes: u64) -> Vec<Failure> {
         let count = moved(operation);
         match bytes(delta, operation).reading.exact() {
             // The source's bytes come from NIXL's telemetry, whose errors KVCR swallows.
-            None | Some(0) if count > 0 => found.push(
+            None | Some(0) if count > 0 => found.push(broken(
+                "bytes_counted",
                 Failure::inconclusive(format!("{} counted no bytes", operation.label()))
                     .expected(format_args!("{} B for {count} blocks", count * block_bytes))
                     .found("0 B")
                     .hint("the transport's telemetry is missing; the blocks may still be right"),
-            ),
-            Some(bytes) if Some(bytes) != count.checked_mul(block_bytes) => found.push(
+            )),
+            Some(bytes) if Some(bytes) != count.checked_mul(block_bytes) => found.push(broken(
+                "blocks_and_bytes_agree",
                 Failure::product(format!("{} blocks and bytes disagree", operation.label()))
                     .expected(format_args!("{count} blocks of {block_bytes} B"))
                     .found(format_args!("{bytes} B")),
-            ),
+            )),
             _ => {}
         }
     }
@@ -354,11 +372,12 @@ fn accounting(delta: &Delta, block_bytes: u64) -> Vec<Failure> {
     if let Some(read) = read_bytes(delta, Tier::Kvcr).reading.exact()
         && Some(read) != delivered.checked_mul(block_bytes)
     {
-        found.push(
+        found.push(broken(
+            "tier_bytes_and_delivered_blocks_agree",
             Failure::product("bytes read from the KVCR tier and delivered blocks disagree")
                 .expected(format_args!("{delivered} blocks of {block_bytes} B"))
                 .found(format_args!("{read} B")),
-        );
+        ));
     }
     found
 }
@@ -529,7 +548,10 @@ vllm:kvcr_duration_seconds_count{engine=\"0\",result=\"success\",scope=\"local_d
         ] {
             assert!(WARM.contains(from), "{from}");
             let found = invariants(&delta(&WARM.replacen(from, to, 1)), Some(262_144));
-            assert!(found.iter().any(|f| f.class == class), "{to}: {found:?}");
+            assert!(
+                found.iter().any(|one| one.failure.class == class),
+                "{to}: {found:?}"
+            );
         }
     }
 

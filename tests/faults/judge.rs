@@ -9,10 +9,11 @@ use crate::told::Told;
 /// Compares a row, and proves that each of its cells is needed: with any one reversed, the
 /// comparison fails.
 pub(crate) fn row(row: &Row, told: &Told) -> Result<(), String> {
-    compare(row, &row.cells, told)?;
-    for at in 0..row.cells.len() {
-        let mut reversed = row.cells;
-        reversed[at] = reverse(row.cells[at]);
+    let cells = row.cells();
+    compare(row, &cells, told)?;
+    for at in 0..cells.len() {
+        let mut reversed = cells;
+        reversed[at] = reverse(cells[at]);
         if compare(row, &reversed, told).is_ok() {
             return Err(format!(
                 "{}: the cell of {} may be anything",
@@ -27,16 +28,17 @@ pub(crate) fn row(row: &Row, told: &Told) -> Result<(), String> {
 fn reverse(cell: Cell) -> Cell {
     match cell {
         Cell::Pass => Cell::Red(Class::Product, ""),
-        Cell::Red(..) => Cell::Pass,
+        Cell::Red(..) | Cell::NotRun => Cell::Pass,
     }
 }
 
 fn compare(row: &Row, cells: &[Cell; ARMS.len()], told: &Told) -> Result<(), String> {
     let mut wrong = Vec::new();
     for (arm, cell) in ARMS.iter().zip(cells) {
-        match told.verdicts.get(*arm) {
-            None => wrong.push(format!("{arm}: no verdict")),
-            Some(verdict) => wrong.extend(differs(arm, *cell, verdict)),
+        match (told.verdicts.get(*arm), cell) {
+            (None, Cell::NotRun) => {}
+            (None, _) => wrong.push(format!("{arm}: no verdict")),
+            (Some(verdict), _) => wrong.extend(differs(arm, *cell, verdict)),
         }
     }
     for (text, words) in [(&told.printed, row.prints), (&told.log, row.logs)] {
@@ -63,7 +65,7 @@ fn differs(arm: &str, cell: Cell, verdict: &Verdict) -> Option<String> {
         (Cell::Red(class, check), Outcome::Fail(found)) => {
             found == class && names(verdict, class).contains(&check)
         }
-        (Cell::Red(..), _) => false,
+        (Cell::Red(..) | Cell::NotRun, _) => false,
     };
     (!held).then(|| format!("{arm}: expected {cell:?}, found {found}"))
 }
@@ -87,7 +89,7 @@ fn found(verdict: &Verdict) -> String {
 /// What was found, in the words of the table.
 fn as_cells(told: &Told) -> String {
     let cells = ARMS.map(|arm| match told.verdicts.get(arm) {
-        None => "?".to_owned(),
+        None => "NotRun".to_owned(),
         Some(verdict) => match verdict.outcome {
             Outcome::Fail(class) => format!(
                 "Red({class:?}, {:?})",

@@ -1,8 +1,8 @@
 //! Fault × arm → class and check: the expectation as data.
 //!
-//! A cell names the class that decides and one check of that class that must not hold; other
-//! checks may fail beside it. An arm that does not touch what the fault damages passes, and has
-//! to: a harness that goes red everywhere says nothing.
+//! A row names the arms that must go red, the class that decides there and one check of that class
+//! that must not hold; other checks may fail beside it. Every other arm does not touch what the
+//! fault damages, and has to pass: a harness that goes red everywhere says nothing.
 
 use std::collections::BTreeSet;
 
@@ -15,25 +15,41 @@ use kvcr_phase1::sim::fault::{CATALOGUE, Switch};
 pub(crate) enum Cell {
     /// It does not touch what the fault damages.
     Pass,
+    /// The row leaves it out.
+    NotRun,
     /// This class decides, and this check of it does not hold.
     Red(Class, &'static str),
 }
-use Cell::{Pass, Red};
+
+const COLD: &str = "tc01::cold";
+const WARM_DEVICE: &str = "tc01::warm_device";
+const WARM_TIER: &str = "tc01::warm_tier";
+const BOUNDARY: &str = "tc01::boundary";
+const FULL: &str = "tc02::full";
+const PREFIX: &str = "tc02::partial_prefix";
+const ABSENT: &str = "tc02::absent";
+const HINTED: &str = "tc03::hinted_and_fresh";
+const SHARED: &str = "tc03::partial_prefix_hint";
+const BOTH: &str = "tc03::both_directions";
+const CONCURRENT: &str = "tc03::concurrent";
 
 /// The columns.
 pub(crate) const ARMS: [&str; 11] = [
-    "tc01::cold",
-    "tc01::warm_device",
-    "tc01::warm_tier",
-    "tc01::boundary",
-    "tc02::full",
-    "tc02::partial_prefix",
-    "tc02::absent",
-    "tc03::hinted_and_fresh",
-    "tc03::partial_prefix_hint",
-    "tc03::both_directions",
-    "tc03::concurrent",
+    COLD,
+    WARM_DEVICE,
+    WARM_TIER,
+    BOUNDARY,
+    FULL,
+    PREFIX,
+    ABSENT,
+    HINTED,
+    SHARED,
+    BOTH,
+    CONCURRENT,
 ];
+
+/// An arm that goes red, and how.
+type Red = (&'static str, Class, &'static str);
 
 /// One fault.
 #[derive(Clone, Copy, Debug)]
@@ -42,16 +58,22 @@ pub(crate) struct Row {
     pub(crate) switches: &'static str,
     /// Configuration beside it.
     pub(crate) flags: &'static [&'static str],
+    /// Whether an honest stack comes up first, and is told to lie then.
+    pub(crate) live: bool,
+    /// Cases that run, where not all do.
+    pub(crate) only: &'static [&'static str],
     /// Whether the second of two runs on one stack is judged.
     pub(crate) again: bool,
-    /// What each arm says.
-    pub(crate) cells: [Cell; ARMS.len()],
+    /// The arms that go red.
+    red: &'static [Red],
+    /// What every arm says that `red` does not name.
+    rest: Option<(Class, &'static str)>,
     /// What the program must print.
     pub(crate) prints: &'static str,
     /// What the supervisor must write down.
     pub(crate) logs: &'static str,
     /// Why no arm sees it, where none does.
-    pub(crate) unseen: &'static str,
+    unseen: &'static str,
 }
 
 impl Row {
@@ -63,8 +85,35 @@ impl Row {
         }
     }
 
+    /// A cell for each arm.
+    pub(crate) fn cells(&self) -> [Cell; ARMS.len()] {
+        ARMS.map(|arm| {
+            let runs = |filter: &&str| arm.starts_with(filter);
+            if !self.only.is_empty() && !self.only.iter().any(runs) {
+                return Cell::NotRun;
+            }
+            let named = self.red.iter().copied().find(|(red, ..)| *red == arm);
+            match (named, self.rest) {
+                (Some((_, class, check)), _) | (None, Some((class, check))) => {
+                    Cell::Red(class, check)
+                }
+                (None, None) => Cell::Pass,
+            }
+        })
+    }
+
     const fn with(mut self, flags: &'static [&'static str]) -> Self {
         self.flags = flags;
+        self
+    }
+
+    const fn live(mut self) -> Self {
+        self.live = true;
+        self
+    }
+
+    const fn only(mut self, cases: &'static [&'static str]) -> Self {
+        self.only = cases;
         self
     }
 
@@ -84,15 +133,36 @@ impl Row {
     }
 }
 
-const fn row(switches: &'static str, cells: [Cell; ARMS.len()]) -> Row {
+const fn row(switches: &'static str, red: &'static [Red]) -> Row {
     Row {
         switches,
         flags: &[],
+        live: false,
+        only: &[],
         again: false,
-        cells,
+        red,
+        rest: None,
         prints: "",
         logs: "",
         unseen: "",
+    }
+}
+
+/// Every arm goes red in the same way.
+const fn every(switches: &'static str, class: Class, check: &'static str) -> Row {
+    every_but(switches, class, check, &[])
+}
+
+/// The same but for those named.
+const fn every_but(
+    switches: &'static str,
+    class: Class,
+    check: &'static str,
+    red: &'static [Red],
+) -> Row {
+    Row {
+        rest: Some((class, check)),
+        ..row(switches, red)
     }
 }
 
@@ -100,144 +170,94 @@ const fn row(switches: &'static str, cells: [Cell; ARMS.len()]) -> Row {
 const fn unseen(switches: &'static str, why: &'static str) -> Row {
     Row {
         unseen: why,
-        ..row(switches, [Pass; ARMS.len()])
+        ..row(switches, &[])
     }
 }
 
-/// The stack does not come up.
-const fn not_up(switches: &'static str, class: Class, words: &'static str) -> Row {
-    row(switches, [Red(class, ENDED); ARMS.len()]).prints(words)
-}
-
-/// What every arm fails that something ended early.
+/// What an arm fails that something ended early.
 const ENDED: &str = "ran_to_its_end";
 
-/// Every fault of the catalogue, and none.
-#[rustfmt::skip]
-pub(crate) const ROWS: &[Row] = &[
-    row("", [Pass; ARMS.len()]),
-    row("corrupt_block@worker*", [Pass; ARMS.len()]),
-    row("swap_blocks@worker*", [Pass; ARMS.len()]),
-    row("stale_block@worker*", [Pass; ARMS.len()]),
-    row("truncated_block@worker*", [Pass; ARMS.len()]),
-    row("missing_block@worker*", [Pass; ARMS.len()]),
-    row("corrupt_host_block@worker*", [Pass; ARMS.len()]),
-    row("corrupt_device_block@worker*", [Pass; ARMS.len()]),
-    row("boundary_off_by_one@worker*", [Pass; ARMS.len()]),
-    row("recompute_wrong@worker*", [Pass; ARMS.len()]),
-    row("false_hit@worker*", [Pass; ARMS.len()]),
-    row("salt_ignored@worker*", [Pass; ARMS.len()]),
-    row("hit_beyond_reference@worker*", [Pass; ARMS.len()]),
-    row("hit_too_short@worker*", [Pass; ARMS.len()]),
-    row("tier_never_hits@worker*", [Pass; ARMS.len()]),
-    row("fill_lost@worker*", [Pass; ARMS.len()]),
-    row("fill_silent@worker*", [Pass; ARMS.len()]),
-    row("fill_twice@worker*", [Pass; ARMS.len()]),
-    row("fill_failed@worker*", [Pass; ARMS.len()]),
-    row("deliver_failed@worker*", [Pass; ARMS.len()]),
-    row("device_never_evicts@worker*", [Pass; ARMS.len()]),
-    row("livelocked_load@worker*", [Pass; ARMS.len()]).with(&["--deadline=2"]),
-    row("corrupt_transfer@worker*", [Pass; ARMS.len()]),
-    row("short_transfer@worker*", [Pass; ARMS.len()]),
-    row("duplicated_transfer@worker*", [Pass; ARMS.len()]),
-    row("hint_ignored@worker*", [Pass; ARMS.len()]),
-    row("partial_as_success@worker*", [Pass; ARMS.len()]),
-    row("success_without_transfer@worker*", [Pass; ARMS.len()]),
-    row("bytes_mismatch@worker*", [Pass; ARMS.len()]),
-    row("write_refused@worker*", [Pass; ARMS.len()]),
-    row("source_disabled@worker*", [Pass; ARMS.len()]),
-    row("transfer_hangs@worker*", [Pass; ARMS.len()]),
-    row("late_settle@worker*", [Pass; ARMS.len()]),
-    row("partial_transfer@worker*", [Pass; ARMS.len()]),
-    row("fresh_pulls@worker*", [Pass; ARMS.len()]),
-    row("state_page_missing@worker*", [Pass; ARMS.len()]),
-    row("state_over_transfer@worker*", [Pass; ARMS.len()]),
-    row("state_off_by_one@worker*", [Pass; ARMS.len()]),
-    row("counter_missing@worker*", [Pass; ARMS.len()]),
-    row("counter_renamed@worker*", [Pass; ARMS.len()]),
-    row("counter_reset@worker*", [Pass; ARMS.len()]),
-    row("counter_negative@worker*", [Pass; ARMS.len()]),
-    row("counter_frozen@worker*", [Pass; ARMS.len()]),
-    row("sources_disagree@worker*", [Pass; ARMS.len()]),
-    row("counters_never_settle@worker*", [Pass; ARMS.len()]).with(&["--deadline=2"]),
-    row("gauge_stuck@worker*", [Pass; ARMS.len()]),
-    row("page_cut@worker*", [Pass; ARMS.len()]).with(&["--deadline=2"]),
-    row("page_garbage@worker*", [Pass; ARMS.len()]),
-    row("page_duplicate@worker*", [Pass; ARMS.len()]),
-    row("page_gone@worker*", [Pass; ARMS.len()]).with(&["--deadline=2"]),
-    row("telemetry_absent@worker*", [Pass; ARMS.len()]),
-    row("wrong_worker", [Pass; ARMS.len()]),
-    row("wrong_worker_hidden", [Pass; ARMS.len()]),
-    row("worker_id_absent", [Pass; ARMS.len()]),
-    row("worker_id_rounded", [Pass; ARMS.len()]).with(&["--bring-up=3"]),
-    row("error_after_200", [Pass; ARMS.len()]),
-    row("empty_completion", [Pass; ARMS.len()]),
-    row("body_cut", [Pass; ARMS.len()]),
-    row("not_json", [Pass; ARMS.len()]),
-    row("http_500", [Pass; ARMS.len()]),
-    row("http_503", [Pass; ARMS.len()]),
-    row("never_answers", [Pass; ARMS.len()]).with(&["--deadline=2"]),
-    row("usage_off", [Pass; ARMS.len()]),
-    row("cached_tokens_absent", [Pass; ARMS.len()]),
-    row("finish_reason_absent", [Pass; ARMS.len()]),
-    row("token_dropped", [Pass; ARMS.len()]),
-    row("stops_early", [Pass; ARMS.len()]),
-    row("stream_without_done", [Pass; ARMS.len()]),
-    row("stream_cut", [Pass; ARMS.len()]),
-    row("stream_error_frame", [Pass; ARMS.len()]),
-    row("stream_stalls", [Pass; ARMS.len()]),
-    row("hint_dead_peer", [Pass; ARMS.len()]),
-    row("hint_missing", [Pass; ARMS.len()]),
-    row("registration_lost", [Pass; ARMS.len()]),
-    row("model_missing", [Pass; ARMS.len()]).with(&["--bring-up=3"]),
-    row("frontend_dies", [Pass; ARMS.len()]),
-    row("reference_wavers@reference", [Pass; ARMS.len()]),
-    row("reference_reuses_nothing@reference", [Pass; ARMS.len()]),
-    row("model_drift", [Pass; ARMS.len()]),
-    row("near_ties", [Pass; ARMS.len()]),
-    row("start_kwarg@worker1", [Pass; ARMS.len()]),
-    row("start_import@worker1", [Pass; ARMS.len()]),
-    row("start_port_taken@worker1", [Pass; ARMS.len()]),
-    row("start_shm_full@worker1", [Pass; ARMS.len()]),
-    row("start_bad_address@worker1", [Pass; ARMS.len()]),
-    row("start_segfault@worker1", [Pass; ARMS.len()]),
-    row("start_unknown@worker1", [Pass; ARMS.len()]),
-    row("start_exits_quietly@worker1", [Pass; ARMS.len()]),
-    row("start_hangs@worker1", [Pass; ARMS.len()]).with(&["--bring-up=3"]),
-    row("start_unregistered@worker1", [Pass; ARMS.len()]).with(&["--bring-up=3"]),
-    row("start_slow@worker1", [Pass; ARMS.len()]),
-    row("dies@worker0", [Pass; ARMS.len()]),
-    row("crashes@worker0", [Pass; ARMS.len()]),
-    row("hangs@worker0", [Pass; ARMS.len()]).with(&["--deadline=2"]),
-    row("leaks_shm@worker0", [Pass; ARMS.len()]),
-    row("ignores_sigterm@worker0", [Pass; ARMS.len()]),
-    row("leaves_orphan@worker0", [Pass; ARMS.len()]),
-    row("promotion_never", [Pass; ARMS.len()]).with(&["--guard"]),
-    row("promotion_late", [Pass; ARMS.len()]).with(&["--guard"]),
-    row("promotion_cold", [Pass; ARMS.len()]).with(&["--guard"]),
-    row("promotion_twice", [Pass; ARMS.len()]).with(&["--guard"]),
-    row("guard_corrupts", [Pass; ARMS.len()]).with(&["--guard"]),
-    row("guard_dies", [Pass; ARMS.len()]).with(&["--guard"]),
-    row("journal_overflow", [Pass; ARMS.len()]).with(&["--guard"]),
-    row("claim_refused", [Pass; ARMS.len()]).with(&["--guard"]),
-    row("claim_cold", [Pass; ARMS.len()]).with(&["--guard"]),
-    row("claim_stale", [Pass; ARMS.len()]).with(&["--guard"]),
-    row("claim_digest", [Pass; ARMS.len()]).with(&["--guard"]),
-    row("agent_forgets", [Pass; ARMS.len()]).with(&["--guard"]),
-    row("agent_dies", [Pass; ARMS.len()]).with(&["--guard"]),
+/// The text is wrong where KVCR's own tier gave blocks.
+const OWN_TIER_TEXT: &[Red] = &[
+    (WARM_TIER, Product, "tokens_equal_reference[warm]"),
+    (FULL, Product, "tokens_equal_reference[load]"),
+    (PREFIX, Product, "tokens_equal_reference[one_short]"),
 ];
+/// KVCR's own tier gives less than the reference could reuse.
+const OWN_TIER_HIT: &[Red] = &[
+    (WARM_TIER, Product, "hit_as_reference_reuses[warm]"),
+    (FULL, Product, "hit_as_reference_reuses[load]"),
+    (PREFIX, Product, "hit_as_reference_reuses[one_short]"),
+];
+/// The text is wrong where a peer gave blocks.
+const PEER_TEXT: &[Red] = &[
+    (HINTED, Product, "tokens_equal_reference[hinted]"),
+    (SHARED, Product, "tokens_equal_reference[asked]"),
+    (BOTH, Product, "tokens_equal_reference[of_worker0]"),
+    (CONCURRENT, Product, "tokens_equal_reference[hinted0]"),
+];
+/// A peer gives nothing, and nothing is counted as failed.
+const PEER_HIT: &[Red] = &[
+    (HINTED, Product, "hit_as_reference_reuses[hinted]"),
+    (SHARED, Product, "hit_as_reference_reuses[asked]"),
+    (BOTH, Product, "hit_as_reference_reuses[of_worker0]"),
+    (CONCURRENT, Product, "hit_as_reference_reuses[hinted0]"),
+];
+/// A transfer that ended badly is counted by its target.
+const TARGET_FAILED: &[Red] = &[
+    (HINTED, Product, "no_failed_transfer[worker1.asked]"),
+    (SHARED, Product, "no_failed_transfer[worker1.asked]"),
+    (BOTH, Product, "no_failed_transfer[worker0.asked]"),
+    (CONCURRENT, Product, "no_failed_transfer[worker1.asked]"),
+];
+/// And by its source.
+const SOURCE_FAILED: &[Red] = &[
+    (HINTED, Product, "no_failed_transfer[worker0.asked]"),
+    (SHARED, Product, "no_failed_transfer[worker0.asked]"),
+    (BOTH, Product, "no_failed_transfer[worker0.asked]"),
+    (CONCURRENT, Product, "no_failed_transfer[worker0.asked]"),
+];
+/// The target counts more than came.
+const TARGET_OVERSTATES: &[Red] = &[
+    (HINTED, Product, "blocks_from_peer[worker1]"),
+    (SHARED, Product, "blocks_from_peer[worker1]"),
+    (BOTH, Product, "blocks_from_peer[worker0]"),
+    (CONCURRENT, Product, "blocks_from_peer[worker1]"),
+];
+/// Tokens of the prompt, by where they came from, are not what the arm claims.
+const TOKENS_BY_SOURCE: &[Red] = &[
+    (COLD, Product, "every_token_computed[worker0]"),
+    (WARM_DEVICE, Product, "hit_in_device_cache"),
+    (WARM_TIER, Product, "hit_outside_the_engine"),
+    (FULL, Product, "tokens_computed[worker0]"),
+    (PREFIX, Product, "tokens_computed[worker0]"),
+    (ABSENT, Product, "tokens_computed[worker0]"),
+    (HINTED, Product, "tokens_computed[worker1]"),
+    (SHARED, Product, "tokens_computed[worker1]"),
+    (BOTH, Product, "tokens_computed[worker0]"),
+    (CONCURRENT, Product, "tokens_computed[worker1]"),
+];
+
+/// Settings under which a lie is seen before a person loses patience.
+const SHORT: &[&str] = &["--deadline=2"];
+const SHORT_START: &[&str] = &["--bring-up=3"];
+const GUARDED: &[&str] = &["--guard"];
+/// With a state agent the router hints no request that carries a cache salt, simulated or real.
+const WITHOUT_HINTS: &[&str] = &["tc01", "tc02"];
+
+const STREAMS: &str = "no case streams yet; TC-05 does (the front door's own tests see it)";
+const HYBRID: &str = "the cases of today ask a dense model; the hybrid arms of TC-02 do not (the engine's own tests see it)";
+const GUARDS: &str = "no case kills a worker yet; TC-04 does (the service's own tests see it)";
+
+include!("rows.rs");
 
 pub(crate) fn every_fault_has_a_row() {
     let told: BTreeSet<&str> = ROWS
         .iter()
         .filter(|row| !row.switches.is_empty())
         .map(|row| {
-            row.switches
-                .parse::<Switch>()
-                .expect(row.switches)
-                .fault
-                .entry()
-                .name
+            let switch: Switch = row.switches.parse().expect(row.switches);
+            switch.fault.entry().name
         })
         .collect();
     let all: BTreeSet<&str> = CATALOGUE.iter().map(|entry| entry.name).collect();
@@ -253,7 +273,9 @@ pub(crate) fn every_fault_has_a_row() {
 
 pub(crate) fn what_no_case_sees_says_why() {
     for row in ROWS {
-        let seen = row.cells.iter().any(|cell| *cell != Pass)
+        let named = row.red.iter().all(|(arm, ..)| ARMS.contains(arm));
+        assert!(named, "{}: a cell of no arm", row.name());
+        let seen = row.cells().iter().any(|cell| matches!(cell, Cell::Red(..)))
             || !row.prints.is_empty()
             || !row.logs.is_empty()
             || row.switches.is_empty();

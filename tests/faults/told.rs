@@ -110,8 +110,17 @@ pub(crate) fn printed(output: &Output) -> String {
 pub(crate) fn run(row: &Row) -> Told {
     let machine = Machine::new();
     let lie = format!("--sim-faults={}", row.switches);
-    let mut args = vec!["run", &lie];
+    let mut args = vec!["run"];
+    args.extend(row.only);
     args.extend(row.flags);
+    if row.live {
+        let mut up = vec!["up", "--detach"];
+        up.extend(row.flags);
+        machine.phase1(&up);
+        machine.phase1(&["sim", "tell", row.switches]);
+    } else {
+        args.push(&lie);
+    }
     if row.again {
         machine.phase1(&args);
     }

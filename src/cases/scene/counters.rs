@@ -88,9 +88,9 @@ impl Scene<'_> {
             .map(|(before, after)| Delta::between(&before.page, &after.page))
             .collect();
         for (worker, delta) in self.stack.workers.clone().iter().zip(&deltas) {
-            for failure in kvcr::invariants(delta, Some(self.blocks.bytes)) {
-                let mut check = Check::from(&failure);
-                check.name = format!("{}[{}.{name}]", check.name, worker.process);
+            for broken in kvcr::invariants(delta, Some(self.blocks.bytes)) {
+                let mut check = Check::from(&broken.failure);
+                check.name = format!("{}[{}.{name}]", broken.name, worker.process);
                 self.check(check);
             }
             self.no_bad_endings(&worker.process, name, delta);

@@ -87,22 +87,39 @@ impl Scene<'_> {
         self.check(check);
     }
 
-    /// Tokens the reference itself reused when it was asked again.
-    #[must_use]
-    pub fn reference_reused(&self, label: &str) -> Option<u64> {
-        self.told.answers.get(label)?.reused_tokens
+    /// Tokens the reference itself reused when it was asked `label` again: the most that KVCR may
+    /// claim, and the least.
+    ///
+    /// # Errors
+    /// Inconclusive, if it did not say, or reused nothing of a prompt that fills blocks: such a
+    /// reference cannot judge a hit.
+    pub fn reference_reused(&self, label: &str) -> Result<u64, Failure> {
+        let answer = self.told.answers.get(label);
+        let prompt = answer.map_or(0, |answer| answer.answer.prompt_tokens);
+        let reused = answer.and_then(|answer| answer.reused_tokens);
+        let least = u64::from(self.blocks.device_hit(prompt) > 0);
+        reused.filter(|reused| *reused >= least).ok_or_else(|| {
+            Failure::inconclusive("the reference cannot say how much of a prompt can be reused")
+                .expected(format_args!(
+                    "tokens of `{label}` that it reused when asked again"
+                ))
+                .found(reused.map_or("nothing said".to_owned(), |tokens| {
+                    format!("{tokens} tokens")
+                }))
+                .hint("without a prefix cache of its own it cannot judge a hit")
+        })
     }
 
     /// Tokens of each prompt that the KVCR-off engine reuses when it is asked all of them, in
-    /// this order and nothing else: what KVCR may claim for the same sequence. `None` where it
-    /// did not say. Leaves a check that its text does not depend on what it reuses.
+    /// this order and nothing else: what KVCR may claim for the same sequence. Leaves a check that
+    /// its text does not depend on what it reuses.
     ///
     /// # Errors
-    /// The reference could not be started or asked.
+    /// The reference could not be started or asked, or did not say what it reused.
     pub async fn reference_reuse(
         &mut self,
         sequence: &[(&str, &Prompt)],
-    ) -> Result<Vec<Option<u64>>, Failure> {
+    ) -> Result<Vec<u64>, Failure> {
         let prompts: Vec<&Prompt> = sequence.iter().map(|(_, prompt)| *prompt).collect();
         let key = Reuse::key(&prompts, self.config.profile.request.max_tokens);
         let reuse = match self.kept.find_reuse(&key) {
@@ -120,7 +137,12 @@ impl Scene<'_> {
                 tokens,
             ));
         }
-        Ok(reuse.reused)
+        let said: Option<Vec<u64>> = reuse.reused.iter().copied().collect();
+        said.ok_or_else(|| {
+            Failure::inconclusive("the reference does not say how much it reuses")
+                .expected("cached tokens in the usage of every answer")
+                .found(format_args!("{:?}", reuse.reused))
+        })
     }
 
     async fn ask_reuse(

@@ -177,17 +177,17 @@ impl Scene<'_> {
         });
     }
 
-    /// Checks that the hit is what the engine reused without KVCR: not more, and not less.
-    /// `reused` in tokens; where the reference did not say, the check is Inconclusive.
-    pub fn hit_as_reused(&mut self, seen: &Observation, reused: Option<u64>) {
-        let class = match reused {
+    /// Checks that the hit is what the engine reused without KVCR, in tokens: not more, and not
+    /// less.
+    pub fn hit_as_reused(&mut self, seen: &Observation, reused: u64) {
+        let class = match seen.cached_tokens {
             Some(_) => Class::Product,
             None => Class::Inconclusive,
         };
         self.check(Check::equal(
             format!("hit_as_reference_reuses[{}]", seen.label),
             class,
-            &reused,
+            &Some(reused),
             &seen.cached_tokens,
         ));
     }
