@@ -12,7 +12,7 @@ use crate::evidence::result::ArmResult;
 use crate::failure::Failure;
 use crate::gate;
 use crate::harness::interrupt::{Cause, Interrupt};
-use crate::harness::{FAILED, run, software};
+use crate::harness::{FAILED, INTERRUPTED, run, software};
 use crate::plan;
 use crate::record;
 use crate::sim::NOTICE;
@@ -31,7 +31,36 @@ pub fn up(mut config: Config, detach: bool) -> ExitCode {
     }
     match bring_up(&config, detach) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failed(&failure),
+        Err(ended) => ended.exit(),
+    }
+}
+
+/// Why a command that wants a stack ended without one.
+enum Ended {
+    Failed(Failure),
+    /// By a signal, which is nobody's fault.
+    By(Cause),
+}
+
+impl From<Failure> for Ended {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl Ended {
+    fn exit(self) -> ExitCode {
+        match self {
+            Self::Failed(failure) => failed(&failure),
+            Self::By(Cause::Interrupt) => {
+                eprintln!("interrupted; what was starting is stopped");
+                ExitCode::from(INTERRUPTED)
+            }
+            Self::By(Cause::Terminate) => {
+                eprintln!("terminated while the stack was starting; `kvcr-phase1 down` stops it");
+                ExitCode::from(FAILED)
+            }
+        }
     }
 }
 
@@ -43,7 +72,7 @@ struct Held {
 }
 
 /// Brings the stack up for the command `case`.
-fn hold(config: &Config, case: &str, mode: Mode) -> Result<Held, Failure> {
+fn hold(config: &Config, case: &str, mode: Mode) -> Result<Held, Ended> {
     let mut reporter = progress::reporter();
     let installed = environment::ensure(&config.profile, &config.paths.cache, reporter.as_mut())?;
     let prepared = software::prepare(config, installed)?;
@@ -60,13 +89,13 @@ fn hold(config: &Config, case: &str, mode: Mode) -> Result<Held, Failure> {
         Ok(lease) => lease,
         Err(failure) => {
             let Some(cause) = interrupt.cause() else {
-                return Err(failure);
+                return Err(failure.into());
             };
             drop(reporter);
             if cause == Cause::Interrupt {
                 let _ = admin::down(&spec.state_dir, Some(&spec.fingerprint), false);
             }
-            return Err(cause.failure());
+            return Err(Ended::By(cause));
         }
     };
     Ok(Held {
@@ -84,18 +113,19 @@ pub fn record(config: &Config, directory: &Path) -> ExitCode {
             println!("{}", path.display());
             ExitCode::SUCCESS
         }
-        Err(failure) => failed(&failure),
+        Err(ended) => ended.exit(),
     }
 }
 
-fn write_down(config: &Config, directory: &Path) -> Result<PathBuf, Failure> {
+fn write_down(config: &Config, directory: &Path) -> Result<PathBuf, Ended> {
     let held = hold(config, "record", Mode::Exclusive)?;
     if !held.lease.stack().started_for_this_lease {
         return Err(
             Failure::environment("a recording begins with counters that nobody has moved")
                 .expected("a stack that starts for it")
                 .found("one that was in use before")
-                .hint("stop it (`kvcr-phase1 down`), then try again"),
+                .hint("stop it (`kvcr-phase1 down`), then try again")
+                .into(),
         );
     }
     let recording = record::record(
@@ -106,8 +136,8 @@ fn write_down(config: &Config, directory: &Path) -> Result<PathBuf, Failure> {
     );
     runtime()?.block_on(async {
         tokio::select! {
-            done = recording => done,
-            cause = held.interrupt.seen() => Err(cause.failure()),
+            done = recording => done.map_err(Ended::Failed),
+            cause = held.interrupt.seen() => Err(Ended::By(cause)),
         }
     })
 }
@@ -119,7 +149,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
         .map_err(|error| Failure::environment("no runtime").found(error))
 }
 
-fn bring_up(config: &Config, detach: bool) -> Result<(), Failure> {
+fn bring_up(config: &Config, detach: bool) -> Result<(), Ended> {
     let Held {
         prepared,
         interrupt,
@@ -149,7 +179,7 @@ fn bring_up(config: &Config, detach: bool) -> Result<(), Failure> {
     });
     drop(lease);
     if let Some(failure) = gone {
-        return Err(failure);
+        return Err(failure.into());
     }
     for downed in admin::down(&spec.state_dir, Some(&spec.fingerprint), false)? {
         println!("{downed}");
@@ -332,8 +362,13 @@ fn recorded(config: &Config, what: &str) -> Result<(PathBuf, ArmResult), UsageEr
             .join(arm.replace("::", "__"))
             .join("result.json")
     };
-    let text = std::fs::read_to_string(&path)
-        .map_err(|error| UsageError(format!("no result at {}: {error}", path.display())))?;
+    let text = std::fs::read_to_string(&path).map_err(|error| {
+        let others = neighbours(&path);
+        UsageError(match others.is_empty() {
+            true => format!("no result at {}: {error}", path.display()),
+            false => format!("no result at {}; there are {others}", path.display()),
+        })
+    })?;
     let result = serde_json::from_str(&text).map_err(|error| {
         UsageError(format!(
             "{} is not a result this version can read: {error}",
@@ -341,6 +376,22 @@ fn recorded(config: &Config, what: &str) -> Result<(PathBuf, ArmResult), UsageEr
         ))
     })?;
     Ok((path, result))
+}
+
+/// Arms that the run of a missing result did record.
+fn neighbours(result: &Path) -> String {
+    let run = result.parent().and_then(Path::parent);
+    let arms = run
+        .and_then(|run| run.read_dir().ok())
+        .into_iter()
+        .flatten();
+    let mut names: Vec<String> = arms
+        .flatten()
+        .filter(|arm| arm.path().join("result.json").is_file())
+        .map(|arm| arm.file_name().to_string_lossy().replace("__", "::"))
+        .collect();
+    names.sort();
+    names.join(", ")
 }
 
 fn failed(failure: &Failure) -> ExitCode {

@@ -95,7 +95,8 @@ pub fn run(
     };
 
     let mut results: Vec<ArmResult> = Vec::new();
-    for arm in select::arms(&all, filters) {
+    let chosen: Vec<&'static Arm> = select::arms(&all, filters).into_iter().collect();
+    for arm in &chosen {
         if runner.interrupt.cause().is_some() {
             break;
         }
@@ -113,6 +114,10 @@ pub fn run(
         }
     }
     conclude(&runner, &results, began, software);
+    if results.len() < chosen.len() {
+        let rest: Vec<&str> = chosen[results.len()..].iter().map(|arm| arm.name).collect();
+        println!("not run: {}", rest.join(", "));
+    }
     if runner.interrupt.cause() == Some(Cause::Interrupt) {
         super::stop(&runner);
         return Ok(ExitCode::from(INTERRUPTED));

@@ -95,7 +95,7 @@ fn tell(state: &Path, which: &Which, switches: &[Switch]) -> Result<(), Failure>
     };
     for switch in switches {
         if let Some(process) = &switch.process
-            && !names().any(|name| name == process)
+            && !names().any(|name| switch.reaches(name))
         {
             return Err(
                 Failure::environment(format!("{switch} would be told by nobody"))

@@ -345,10 +345,13 @@ pub fn invariants(delta: &Delta, block_bytes: Option<u64>) -> Vec<Broken> {
 
 fn accounting(delta: &Delta, block_bytes: u64) -> Vec<Broken> {
     use Operation::{LocalDeliver, LocalFill, RemoteDeliver, SourceWrite};
-    let moved = |operation| blocks(delta, operation).reading.exact().unwrap_or_default();
+    // A family that is gone or renamed says nothing; whoever needs it says that it is missing.
+    let moved = |operation| blocks(delta, operation).reading.exact();
     let mut found = Vec::new();
     for operation in [LocalFill, LocalDeliver, SourceWrite] {
-        let count = moved(operation);
+        let Some(count) = moved(operation) else {
+            continue;
+        };
         match bytes(delta, operation).reading.exact() {
             // The source's bytes come from NIXL's telemetry, whose errors KVCR swallows.
             None | Some(0) if count > 0 => found.push(broken(
@@ -368,8 +371,9 @@ fn accounting(delta: &Delta, block_bytes: u64) -> Vec<Broken> {
         }
     }
     // Both ways into the engine pass through its host tier, which counts them by key.
-    let delivered = moved(LocalDeliver) + moved(RemoteDeliver);
-    if let Some(read) = read_bytes(delta, Tier::Kvcr).reading.exact()
+    if let (Some(local), Some(remote)) = (moved(LocalDeliver), moved(RemoteDeliver))
+        && let delivered = local + remote
+        && let Some(read) = read_bytes(delta, Tier::Kvcr).reading.exact()
         && Some(read) != delivered.checked_mul(block_bytes)
     {
         found.push(broken(
@@ -553,6 +557,26 @@ vllm:kvcr_duration_seconds_count{engine=\"0\",result=\"success\",scope=\"local_d
                 "{to}: {found:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_family_that_is_gone_breaks_no_invariant() {
+        let renamed = |page: &Page| {
+            let text: String = page
+                .samples()
+                .map(|(s, v)| format!("{s} {}\n", v[0]))
+                .collect();
+            let kinds = READY.lines().filter(|line| line.starts_with("# TYPE"));
+            let kinds: String = kinds.map(|line| format!("{line}\n")).collect();
+            Page::parse(&(kinds + &text).replace("kvcr_transfer_blocks", "kvcr_moved_blocks"))
+        };
+        let d = delta(WARM);
+        let gone = Delta::between(&renamed(&Page::parse(READY)), &renamed(d.after()));
+        assert_eq!(
+            blocks(&gone, Operation::LocalDeliver).reading,
+            Reading::Absent
+        );
+        assert_eq!(invariants(&gone, Some(262_144)), []);
     }
 
     #[test]

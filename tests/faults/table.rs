@@ -217,13 +217,42 @@ const SOURCE_FAILED: &[Red] = &[
     (BOTH, Product, "no_failed_transfer[worker0.asked]"),
     (CONCURRENT, Product, "no_failed_transfer[worker0.asked]"),
 ];
-/// The target counts more than came.
-const TARGET_OVERSTATES: &[Red] = &[
-    (HINTED, Product, "blocks_from_peer[worker1]"),
-    (SHARED, Product, "blocks_from_peer[worker1]"),
-    (BOTH, Product, "blocks_from_peer[worker0]"),
-    (CONCURRENT, Product, "blocks_from_peer[worker1]"),
-];
+/// A check of every arm's counters, at the worker that the arm asks last.
+macro_rules! of_counters {
+    ($class:expr, $check:literal) => {
+        &[
+            (COLD, $class, concat!($check, "[worker0.after]")),
+            (WARM_DEVICE, $class, concat!($check, "[worker0.after]")),
+            (WARM_TIER, $class, concat!($check, "[worker0.after]")),
+            (BOUNDARY, $class, concat!($check, "[worker0.after]")),
+            (FULL, $class, concat!($check, "[worker0.stored]")),
+            (PREFIX, $class, concat!($check, "[worker0.loaded]")),
+            (ABSENT, $class, concat!($check, "[worker0.asked]")),
+            (HINTED, $class, concat!($check, "[worker1.asked]")),
+            (SHARED, $class, concat!($check, "[worker1.asked]")),
+            (BOTH, $class, concat!($check, "[worker0.asked]")),
+            (CONCURRENT, $class, concat!($check, "[worker1.asked]")),
+        ]
+    };
+}
+/// A check of every arm's first request.
+macro_rules! of_requests {
+    ($class:expr, $check:literal) => {
+        &[
+            (COLD, $class, concat!($check, "[short]")),
+            (WARM_DEVICE, $class, concat!($check, "[cold]")),
+            (WARM_TIER, $class, concat!($check, "[cold]")),
+            (BOUNDARY, $class, concat!($check, "[one_short.cold]")),
+            (FULL, $class, concat!($check, "[store]")),
+            (PREFIX, $class, concat!($check, "[one_short.store]")),
+            (ABSENT, $class, concat!($check, "[store]")),
+            (HINTED, $class, concat!($check, "[seed]")),
+            (SHARED, $class, concat!($check, "[seed]")),
+            (BOTH, $class, concat!($check, "[of_worker0.seed]")),
+            (CONCURRENT, $class, concat!($check, "[hinted0.seed]")),
+        ]
+    };
+}
 /// Tokens of the prompt, by where they came from, are not what the arm claims.
 const TOKENS_BY_SOURCE: &[Red] = &[
     (COLD, Product, "every_token_computed[worker0]"),

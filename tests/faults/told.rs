@@ -116,8 +116,10 @@ pub(crate) fn run(row: &Row) -> Told {
     if row.live {
         let mut up = vec!["up", "--detach"];
         up.extend(row.flags);
-        machine.phase1(&up);
-        machine.phase1(&["sim", "tell", row.switches]);
+        let up = machine.phase1(&up);
+        assert!(up.status.success(), "{}", printed(&up));
+        let told = machine.phase1(&["sim", "tell", row.switches]);
+        assert!(told.status.success(), "{}", printed(&told));
     } else {
         args.push(&lie);
     }
