@@ -58,7 +58,7 @@ pub(crate) struct Row {
     pub(crate) switches: &'static str,
     /// Configuration beside it.
     pub(crate) flags: &'static [&'static str],
-    /// Whether an honest stack comes up first, and is told to lie then.
+    /// Whether the stack is honest for one run first, and told to lie then.
     pub(crate) live: bool,
     /// Cases that run, where not all do.
     pub(crate) only: &'static [&'static str],

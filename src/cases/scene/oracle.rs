@@ -120,6 +120,12 @@ impl Scene<'_> {
         &mut self,
         sequence: &[(&str, &Prompt)],
     ) -> Result<Vec<u64>, Failure> {
+        // One that reuses nothing when it is asked the same again has no say here either.
+        for (label, _) in sequence {
+            if self.told.answers.contains_key(*label) {
+                self.reference_reused(label)?;
+            }
+        }
         let prompts: Vec<&Prompt> = sequence.iter().map(|(_, prompt)| *prompt).collect();
         let key = Reuse::key(&prompts, self.config.profile.request.max_tokens);
         let reuse = match self.kept.find_reuse(&key) {

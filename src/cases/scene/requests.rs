@@ -86,17 +86,17 @@ impl Scene<'_> {
         }
         self.told.timings.requests += millis(began);
         let mut all = Vec::with_capacity(asked.len());
-        for ((result, target), (label, ..)) in results.into_iter().zip(targets).zip(asked) {
+        for ((result, target), (label, prompt, _)) in results.into_iter().zip(targets).zip(asked) {
             let seen = result.ok_or_else(|| {
                 Failure::inconclusive(format!("`{label}` has neither an answer nor a failure"))
             })??;
-            self.served(label, &target, &seen);
+            self.served(label, prompt, &target, &seen);
             all.push(seen);
         }
         Ok(all)
     }
 
-    fn served(&mut self, label: &str, target: &WorkerInfo, seen: &Observation) {
+    fn served(&mut self, label: &str, prompt: &Prompt, target: &WorkerInfo, seen: &Observation) {
         self.told.requests.push(RequestLine {
             label: label.to_owned(),
             worker: target.process.clone(),
@@ -109,6 +109,14 @@ impl Scene<'_> {
             Class::Product,
             &Some(target.instance_id),
             &seen.served_by,
+        ));
+        // Token ids arrive as they were sent.
+        self.check(Check::exactly(
+            format!("prompt_is_counted[{label}]"),
+            Class::Product,
+            "tokens",
+            prompt.tokens() as u64,
+            seen.prompt_tokens,
         ));
         // It was asked to ignore the end of the text, so nothing else may end it.
         let wanted = u64::from(self.config.profile.request.max_tokens);
