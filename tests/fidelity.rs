@@ -1,7 +1,12 @@
 //! The simulated stack shows what the real one showed when it was recorded.
 //!
-//! Recordings of the real stack are made by `kvcr-phase1 record tests/fixtures/real`, again
-//! whenever its software changes, and reviewed like code.
+//! Recordings of the real stack are made again whenever its software changes, and reviewed like
+//! code:
+//!
+//! ```text
+//! kvcr-phase1 record tests/fixtures/real --profile cpu
+//! kvcr-phase1 record tests/fixtures/real --profile cpu --guard
+//! ```
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -49,13 +54,11 @@ fn agree(name: &str, flags: &[&str], file: &str) {
 }
 
 #[test]
-#[ignore = "the parts of the simulated stack are not together yet"]
 fn the_simulated_stack_looks_like_the_real_one() {
     agree("cpu.json", &[], "sim.json");
 }
 
 #[test]
-#[ignore = "the parts of the simulated stack are not together yet"]
 fn with_guards_it_does_too() {
     agree("cpu-guard.json", &["--guard"], "sim-guard.json");
 }

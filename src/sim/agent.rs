@@ -11,13 +11,13 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::extract::State;
 use axum::routing::get;
 use axum::{Json, Router};
 use clap::Parser;
-use serde_json::{Value, json};
+use serde_json::{Map, json};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
@@ -27,6 +27,7 @@ use super::discovery::{Registered, Watch};
 use super::entry;
 use super::fault::{Fault, Faults};
 use super::wire::{Cache, KvEvent, Owner, Registration, Role};
+use super::worker::registry::query_source;
 
 /// Its component, which no engine has.
 pub const COMPONENT: &str = "kv_state_agent";
@@ -134,8 +135,20 @@ async fn owners(State(agent): State<Arc<Agent>>) -> Json<Vec<Owner>> {
     Json(agent.owners())
 }
 
-async fn healthy() -> Json<Value> {
-    Json(json!({ "status": "ready" }))
+/// JSON that says it is text, as the real system port does.
+async fn healthy(State(agent): State<Arc<Agent>>) -> String {
+    let ready = |endpoint: String| (endpoint, json!("ready"));
+    let mut endpoints = Map::from_iter(["control", "health"].map(str::to_owned).map(ready));
+    for kept in agent.lock().values() {
+        endpoints.extend([ready(query_source(kept.instance))]);
+    }
+    let uptime = agent.began.elapsed();
+    json!({
+        "status": "ready",
+        "uptime": {"secs": uptime.as_secs(), "nanos": uptime.subsec_nanos()},
+        "endpoints": endpoints,
+    })
+    .to_string()
 }
 
 async fn metrics(State(agent): State<Arc<Agent>>) -> String {
@@ -154,6 +167,8 @@ struct Agent {
     owners: Mutex<BTreeMap<String, Kept>>,
     /// It is over.
     dies: Notify,
+    /// Since when the process runs.
+    began: Instant,
 }
 
 /// What is known of an owner.
@@ -171,6 +186,7 @@ impl Agent {
             faults,
             owners: Mutex::default(),
             dies: Notify::new(),
+            began: Instant::now(),
         })
     }
 

@@ -103,18 +103,6 @@ impl Answer {
         self.document(vec![choice], Some(end), nvext, false)
     }
 
-    /// The chunk before the first token of a chat: who speaks, and nothing said yet.
-    pub(super) fn role(&self) -> Value {
-        let choice = json!({
-            "index": 0,
-            "delta": {"content": "", "role": "assistant"},
-            "finish_reason": null,
-            "logprobs": null,
-        });
-        let nvext = self.nvext(&[], &[], None);
-        self.document(vec![choice], None, nvext, true)
-    }
-
     /// A chunk with a token; `end` with the last one, and `all` that were sent.
     pub(super) fn token(&self, token: Token, all: &[Token], end: Option<&End>) -> Value {
         self.chunk(&[token], all, end)
@@ -127,12 +115,13 @@ impl Answer {
 
     fn chunk(&self, new: &[Token], all: &[Token], end: Option<&End>) -> Value {
         let reason = end.and_then(|end| end.finish_reason.as_deref());
-        let choice = self.choice(new, reason);
+        // Who speaks is said once.
+        let choice = self.choice(new, reason, all.len() == new.len());
         let nvext = self.nvext(new, all, end);
         self.document(vec![choice], None, nvext, true)
     }
 
-    fn choice(&self, new: &[Token], reason: Option<&str>) -> Value {
+    fn choice(&self, new: &[Token], reason: Option<&str>, first: bool) -> Value {
         let ids: Vec<u32> = new.iter().map(|token| token.id).collect();
         let text = model::text(&ids);
         match self.ask.kind {
@@ -148,7 +137,11 @@ impl Answer {
             }
             Kind::Chat => json!({
                 "index": 0,
-                "delta": if new.is_empty() { json!({}) } else { json!({"content": text}) },
+                "delta": match (new, first) {
+                    ([], _) => json!({}),
+                    (_, true) => json!({"content": text, "role": "assistant"}),
+                    (_, false) => json!({"content": text}),
+                },
                 "finish_reason": reason,
                 "logprobs": if new.is_empty() { Value::Null } else { self.logprobs(new) },
             }),
@@ -187,13 +180,13 @@ impl Answer {
         }
     }
 
-    /// The frame of a token that is not the last one.
+    /// The frame of a token that is neither the first nor the last one.
     pub(super) fn frame(&self, mould: &Mould, token: Token) -> Bytes {
         let mut frame = Vec::with_capacity(mould.head.len() + mould.middle.len() + 256);
         frame.extend_from_slice(mould.head.as_bytes());
         // Writing to memory cannot fail, and spellings are letters, a space and `<|>`.
         let _ = match (self.ask.logprobs, self.ask.kind) {
-            (Some(_), _) => write!(frame, "{}", self.choice(&[token], None)),
+            (Some(_), _) => write!(frame, "{}", self.choice(&[token], None, false)),
             (None, Kind::Completion) => {
                 let text = model::text(&[token.id]);
                 write!(frame, "{{\"text\":\"{text}\",\"index\":0}}")
@@ -430,7 +423,7 @@ mod tests {
                             kv_hit_rate: 0.0,
                         };
                         let frame = answer.frame(&answer.mould(), token);
-                        let document = answer.token(token, &[token], None);
+                        let document = answer.token(token, &[token, token], None);
                         assert_eq!(frame, sse::data(&document));
                     }
                 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::answer::End;
 use super::metrics::{Identity, Metrics};
-use super::request::Ask;
+use super::request::{Ask, Prompt};
 use super::route::Routed;
 use super::{Door, OWN_ID, ROUTER_ID};
 
@@ -15,6 +15,8 @@ pub(super) struct Count {
     model: String,
     endpoint: &'static str,
     streamed: bool,
+    /// The prompt came as text.
+    tokenized: bool,
     input: usize,
     received: Instant,
     worker: Option<u64>,
@@ -42,6 +44,7 @@ impl Count {
             model: ask.model.clone(),
             endpoint: ask.kind.endpoint(),
             streamed: ask.stream,
+            tokenized: matches!(ask.prompt, Prompt::Text(_)),
             input,
             received,
             worker: None,
@@ -84,6 +87,13 @@ impl Count {
     /// An engine has it.
     pub(super) fn routed(&mut self, routed: &Routed) {
         self.worker = Some(routed.decode);
+        // Tokens as they are need no preparation.
+        if self.tokenized {
+            let stage = "dynamo_frontend_stage_duration_seconds";
+            let took = self.received.elapsed().as_secs_f64();
+            let labels = "stage=\"preprocess\"".to_owned();
+            self.metrics.observe(stage, labels, &[took]);
+        }
         for id in [routed.prefill, routed.decode] {
             self.metrics.touch(&id.to_string());
         }
@@ -215,5 +225,6 @@ pub(super) fn page(door: &Door) -> String {
         id: OWN_ID,
         router: ROUTER_ID,
     };
-    door.metrics.page(identity, &scopes)
+    let direct = door.fleet.agent().is_none();
+    door.metrics.page(identity, &scopes, direct)
 }

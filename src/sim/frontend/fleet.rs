@@ -18,7 +18,7 @@ use crate::sim::wire::{Cache, KvEvent, Registration, Role};
 pub(super) const LOOK: Duration = Duration::from_millis(50);
 
 /// What a state agent registers as.
-const AGENT: &str = "kv_state_agent";
+pub(super) const AGENT: &str = "kv_state_agent";
 
 /// One registered engine.
 #[derive(Debug)]
@@ -237,6 +237,11 @@ impl Fleet {
             .iter()
             .filter(|m| m.registration.namespace == namespace && m.held().active)
             .count()
+    }
+
+    /// The state agent, where there is one.
+    pub(super) fn agent(&self) -> Option<Registration> {
+        self.state().agent.clone()
     }
 
     /// Where to ask for the blocks of owners whose engine is gone: the state agent, when there is

@@ -1,5 +1,6 @@
 //! The routes: pages, and requests from their bytes to their answer.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -16,6 +17,7 @@ use super::Door;
 use super::answer::{Answer, End, Token};
 use super::count::Count;
 use super::engine::Lines;
+use super::fleet::AGENT;
 use super::produce::{Ending, Stream};
 use super::refusal::Refusal;
 use super::request::{self, Ask, Kind, Prompt};
@@ -56,11 +58,19 @@ async fn live() -> Json<Value> {
 async fn health(State(door): State<Arc<Door>>) -> Json<Value> {
     let mut endpoints = Vec::new();
     let mut instances = Vec::new();
-    for member in door.fleet.engines() {
-        let found = &member.registration;
+    let agent = door.fleet.agent();
+    let engines = door.fleet.engines();
+    let found = engines.iter().map(|member| &member.registration);
+    for found in found.chain(&agent) {
         let (id, namespace) = (found.instance_id, &found.namespace);
+        // Blocks are asked of whoever knows them.
         let query = format!("worker_kv_query_source_{id:x}");
-        for endpoint in ["clear_kv_blocks", "generate", "get_perf_metrics", &query] {
+        let served: &[&str] = match (found.component == AGENT, &agent) {
+            (true, _) => &["control", "health", &query],
+            (false, Some(_)) => &["clear_kv_blocks", "generate", "get_perf_metrics"],
+            (false, None) => &["clear_kv_blocks", "generate", "get_perf_metrics", &query],
+        };
+        for endpoint in served {
             endpoints.push(format!("dyn://{namespace}.{}.{endpoint}", found.component));
             instances.push(json!({
                 "namespace": namespace,
@@ -71,6 +81,7 @@ async fn health(State(door): State<Arc<Door>>) -> Json<Value> {
                     "{}/{id:x}/{namespace}/{}/{endpoint}", found.request_address, found.component
                 )},
                 "device_type": "cuda",
+                "request_plane_codec": "msgpack",
             }));
         }
     }
@@ -86,16 +97,23 @@ async fn metrics(State(door): State<Arc<Door>>) -> Response {
 }
 
 async fn models(State(door): State<Arc<Door>>) -> Json<Value> {
-    let mut names: Vec<String> = Vec::new();
+    let mut models: BTreeMap<String, u32> = BTreeMap::new();
     if !door.faults.tell(Fault::ModelMissing) {
-        names.extend(door.fleet.scopes().into_iter().map(|scope| scope.model));
+        for scope in door.fleet.scopes() {
+            let engines = door.fleet.of(&scope.model);
+            let longest = engines.iter().map(|m| m.registration.max_model_len).min();
+            models.insert(scope.model, longest.unwrap_or(0));
+        }
     }
-    names.sort();
-    names.dedup();
     let created = seconds_since_1970();
-    let data: Vec<Value> = names
+    let data: Vec<Value> = models
         .iter()
-        .map(|id| json!({"id": id, "object": "model", "created": created, "owned_by": "nvidia"}))
+        .map(|(id, longest)| {
+            json!({
+                "id": id, "object": "model", "created": created, "owned_by": "nvidia",
+                "context_window": longest,
+            })
+        })
         .collect();
     Json(json!({"object": "list", "data": data}))
 }
@@ -245,10 +263,7 @@ fn check(tokens: &[u32], longest: u32, vocabulary: u32) -> Result<(), Refusal> {
     }
     // Room for one token to generate.
     if tokens.len() >= longest as usize {
-        return Err(Refusal::bad(format!(
-            "This model's maximum context length is {longest} tokens. However, your request has {} input tokens. Please reduce the length of the input messages.",
-            tokens.len()
-        )));
+        return Err(Refusal::too_long(longest, tokens.len()));
     }
     if let Some(token) = tokens.iter().find(|token| **token >= vocabulary) {
         return Err(Refusal::bad(format!(

@@ -12,6 +12,8 @@ struct Family {
     help: &'static str,
     /// Appears with its first sample only.
     late: bool,
+    /// There only where engines tell the router of their blocks themselves.
+    direct: bool,
     /// Upper bounds of a histogram's buckets as they are written, without `+Inf`.
     bounds: Vec<(&'static str, f64)>,
     /// Labels and the value before anything was observed.
@@ -26,12 +28,13 @@ fn table(text: &'static str) -> Vec<Family> {
         if line.is_empty() || line.starts_with('#') {
             continue;
         }
-        if line.starts_with(['%', '?']) {
+        if line.starts_with(['%', '?', '!']) {
             let mut words = line.splitn(4, ' ');
             let mark = words.next();
             let mut word = || words.next().unwrap_or_default();
             families.push(Family {
                 late: mark == Some("?"),
+                direct: mark == Some("!"),
                 kind: word(),
                 name: word(),
                 help: word(),
@@ -143,11 +146,11 @@ impl Metrics {
         }
     }
 
-    /// The page in the text format.
-    pub(super) fn page(&self, identity: Identity, scopes: &[Scope]) -> String {
+    /// The page in the text format; `direct`: no state agent stands between engines and router.
+    pub(super) fn page(&self, identity: Identity, scopes: &[Scope], direct: bool) -> String {
         let values = self.lock();
         let mut page = String::with_capacity(1 << 17);
-        for family in FAMILIES.iter() {
+        for family in FAMILIES.iter().filter(|family| direct || !family.direct) {
             let mut labels = Vec::new();
             for (pattern, initial) in &family.series {
                 for labels_of in expand(pattern, identity, scopes, family.late, &values.touched) {
@@ -155,8 +158,12 @@ impl Metrics {
                 }
             }
             // Label sets that only requests know: endpoints, statuses.
-            let own = values.numbers.range((family.name, String::new())..);
-            for ((_, seen), _) in own.take_while(|((name, _), _)| *name == family.name) {
+            let from = (family.name, String::new());
+            let numbers = values.numbers.range(from.clone()..).map(|(key, _)| key);
+            let histograms = values.histograms.range(from..).map(|(key, _)| key);
+            let of_family = |(name, _): &&(&str, String)| *name == family.name;
+            let own = numbers.take_while(of_family);
+            for (_, seen) in own.chain(histograms.take_while(of_family)) {
                 if !labels.iter().any(|(known, _)| known == seen) {
                     labels.push((seen.clone(), "0"));
                 }
@@ -284,7 +291,7 @@ mod tests {
     #[test]
     fn a_page_can_be_read_and_says_what_was_counted() {
         let metrics = Metrics::default();
-        let quiet = metrics.page(IDENTITY, &scopes());
+        let quiet = metrics.page(IDENTITY, &scopes(), true);
         assert!(!quiet.contains("time_to_first_token_seconds_bucket{model"));
         assert!(quiet.contains(&format!("router_worker_id=\"{}\"", u64::MAX)));
         assert!(quiet.contains("worker_type=\"prefill\""));
@@ -298,7 +305,7 @@ mod tests {
         );
         let requests = "dynamo_frontend_requests_total";
         metrics.add(requests, "endpoint=\"x\",model=\"tiny\"".into(), 2.0);
-        let text = metrics.page(IDENTITY, &scopes());
+        let text = metrics.page(IDENTITY, &scopes(), true);
         for line in [
             "dynamo_frontend_time_to_first_token_seconds_bucket{model=\"tiny\",le=\"0.0022\"} 1",
             "dynamo_frontend_time_to_first_token_seconds_bucket{model=\"tiny\",le=\"0.01\"} 2",
@@ -307,6 +314,9 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line}");
         }
+        let relayed = metrics.page(IDENTITY, &scopes(), false);
+        assert!(text.contains("kv_zmq_ingress_sources{"));
+        assert!(!relayed.contains("kv_zmq_ingress_sources{"));
         let page = crate::telemetry::Page::parse(&text);
         assert!(page.problems().is_empty() && page.is_complete());
     }

@@ -110,10 +110,6 @@ impl Stream {
             out.send(sse::error(&Refusal::failed().message)).await?;
             return Err(Broken::Told);
         }
-        let chat = self.answer.ask.kind == super::request::Kind::Chat;
-        if chat {
-            out.send(sse::data(&self.answer.role())).await?;
-        }
         let empty = self.faults.tell(Fault::EmptyCompletion);
         let lies = self.lies();
         let mould = self.answer.mould();
@@ -149,8 +145,8 @@ impl Stream {
             if !dropped {
                 sent.push(token);
             }
-            // The finish reason of a completion stands in the chunk of its last token.
-            if seen == self.max_tokens && !chat {
+            // The finish reason stands in the chunk of its last token.
+            if seen == self.max_tokens {
                 let done = match self.lines.next().await {
                     Ok(Reply::Failed { message, .. }) => return Err(Broken::Engine(message)),
                     Ok(done) => self.ending.end(done, first),
@@ -166,7 +162,10 @@ impl Stream {
                 break (end, true);
             }
             if !dropped {
-                let frame = self.answer.frame(&mould, token);
+                let frame = match sent.as_slice() {
+                    [_] => sse::data(&self.answer.token(token, &sent, None)),
+                    _ => self.answer.frame(&mould, token),
+                };
                 self.hand_over(out, frame, seen, &lies).await?;
             }
         };

@@ -10,6 +10,8 @@ use serde_json::{Value, json};
 pub(super) struct Refusal {
     pub(super) status: u16,
     pub(super) message: String,
+    /// What a program can read of it.
+    details: Option<Value>,
 }
 
 impl Refusal {
@@ -17,12 +19,21 @@ impl Refusal {
         Self {
             status,
             message: message.into(),
+            details: None,
         }
     }
 
     /// The request cannot be served as it is.
     pub(super) fn bad(message: String) -> Self {
         Self::new(400, message)
+    }
+
+    /// The prompt leaves no room for an answer.
+    pub(super) fn too_long(limit: u32, actual: usize) -> Self {
+        Self {
+            details: Some(json!({"type": "context_length", "limit": limit, "actual": actual})),
+            ..Self::new(400, "Invalid request")
+        }
     }
 
     /// A pin to an instance that is not registered.
@@ -63,7 +74,11 @@ impl Refusal {
             503 => "Service Unavailable",
             _ => "Internal Server Error",
         };
-        json!({"message": self.message, "type": kind, "code": self.status})
+        let mut document = json!({"message": self.message, "type": kind, "code": self.status});
+        if let Some(details) = &self.details {
+            document["details"] = details.clone();
+        }
+        document
     }
 }
 

@@ -134,11 +134,8 @@ async fn what_cannot_be_served_is_refused_in_the_real_words() {
     body["prompt"] = json!(vec![1; 64]);
     let (status, document) = front.complete(None, &body).await;
     assert_eq!(status, 400);
-    let message = document["message"].as_str().unwrap();
-    assert!(
-        message.contains("maximum context length is 64"),
-        "{message}"
-    );
+    let details = json!({"type": "context_length", "limit": 64, "actual": 64});
+    assert_eq!(document["details"], details);
     // Registered still, and nobody there.
     a.dies().await;
     let (status, document) = front.complete(Some(A), &ask()).await;
@@ -193,7 +190,7 @@ async fn a_stream_is_a_chunk_a_token() {
 }
 
 #[tokio::test]
-async fn a_chat_begins_with_its_role_and_ends_with_its_reason() {
+async fn a_chat_says_its_role_first_and_its_reason_last() {
     let (front, _a, _b) = pair("").await;
     let mut body = ask_stream();
     let object = body.as_object_mut().unwrap();
@@ -205,17 +202,21 @@ async fn a_chat_begins_with_its_role_and_ends_with_its_reason() {
     );
     let (text, _) = front.stream("/v1/chat/completions", &body).await;
     let (chunks, _) = documents(&text);
-    assert_eq!(chunks.len(), 1 + 4 + 1 + 1);
-    let delta = json!({"content": "", "role": "assistant"});
-    assert_eq!(chunks[0]["choices"][0]["delta"], delta);
+    assert_eq!(chunks.len(), 4 + 1);
+    for (chunk, id) in chunks[..4].iter().zip(10..) {
+        let mut delta = json!({"content": crate::sim::model::text(&[id])});
+        if id == 10 {
+            delta["role"] = json!("assistant");
+        }
+        assert_eq!(chunk["choices"][0]["delta"], delta);
+    }
     assert_eq!(
-        chunks[1]["choices"][0]["logprobs"]["content"][0]["token_id"],
+        chunks[0]["choices"][0]["logprobs"]["content"][0]["token_id"],
         10
     );
-    assert_eq!(chunks[5]["choices"][0]["delta"], json!({}));
-    assert_eq!(chunks[5]["choices"][0]["finish_reason"], "length");
+    assert_eq!(chunks[3]["choices"][0]["finish_reason"], "length");
     assert_eq!(
-        chunks[6]["usage"]["prompt_tokens_details"],
+        chunks[4]["usage"]["prompt_tokens_details"],
         json!({"cached_tokens": 0})
     );
     body["stream"] = json!(false);
@@ -281,6 +282,36 @@ async fn blocks_of_a_dead_owner_are_asked_of_the_state_agent() {
     front.complete(None, &ask()).await;
     let hint = b.asked()[0].hint.clone().unwrap();
     assert_eq!(hint.source_control_endpoint, "10.9.9.9:1");
+    let mut salted = ask();
+    salted["cache_salt"] = json!("s");
+    front.complete(None, &salted).await;
+    assert_eq!(b.asked()[1].hint, None);
+}
+
+/// As measured on the real router, whoever holds the blocks.
+#[tokio::test]
+async fn a_salted_request_gets_a_hint_only_without_a_state_agent() {
+    let mut salted = ask();
+    salted["cache_salt"] = json!("s");
+    let tokens: Vec<u32> = serde_json::from_value(salted["prompt"].clone()).unwrap();
+    let hashes = crate::sim::model::block_hashes(&tokens, 4, Some("s"));
+    for with_agent in [false, true] {
+        let front = Front::start("").await;
+        let events = vec![holds(Cache::Kvcr, &hashes)];
+        let folder = front.folder.path();
+        let _agent = match with_agent {
+            true => Some(agent(folder, Vec::new()).await),
+            false => None,
+        };
+        let _a = Engine::start(folder, A, Script::default(), |_| {}, events).await;
+        let b = engine(&front, B).await;
+        registered(&front, &[A, B]).await;
+        front
+            .until("dynamo_component_kv_cache_events_applied{dynamo_component=\"backend\",dynamo_namespace=\"dynamo\",event_type=\"stored\",status=\"ok\",worker_id=\"5eed0f020714e7d\"} 2")
+            .await;
+        front.complete(Some(B), &salted).await;
+        assert_eq!(b.asked()[0].hint.is_some(), !with_agent);
+    }
 }
 
 #[tokio::test]

@@ -66,6 +66,8 @@ struct State {
     shape: Option<(usize, usize)>,
     /// There is no journal to recover from.
     unrecoverable: bool,
+    /// Its transfer agent, once there is one.
+    agent: Option<String>,
 }
 
 /// Who has the pool.
@@ -133,6 +135,9 @@ impl Guard {
         }
         if let Seat::Guard(source) = std::mem::take(&mut state.seat) {
             source.stop().await;
+            if let Some(agent) = state.agent.take() {
+                self.progress("cleanup", &agent);
+            }
             // Whoever may still hold the endpoint, the worker that is about to listen there must
             // not find it taken.
             let free = bind(&request.control).await;
@@ -151,6 +156,9 @@ impl Guard {
             let text = "KVCR pool recovery disabled; claimable but cold if this primary dies: \
                         recovery journal is full";
             self.log.warning(LOGGER, text);
+        }
+        if state.agent.is_none() {
+            state.agent = Some(self.set_up());
         }
         state.seat = Seat::Worker(Arc::clone(holder));
         state.control = Some(request.control.clone());
@@ -314,9 +322,12 @@ impl Guard {
             tokio::time::sleep(LATE).await;
         }
         tokio::time::sleep(Duration::from_micros(self.latency.promotion_us)).await;
-        let agent = format!("KVCR-Guard-{}", uuid::Uuid::new_v4());
+        let agent = state.agent.get_or_insert_with(|| self.set_up()).clone();
         let setup = setting_up.elapsed();
         self.stage("records_adopted");
+        for stage in ["backend initialization", "agent metadata capture", "ready"] {
+            self.progress(stage, &agent);
+        }
 
         let starting = Instant::now();
         let listener = bind(&control).await?;
@@ -336,18 +347,41 @@ impl Guard {
         let text = format!(
             "KVCR_EVENT guard_promoted guard={index} pool=pool_{index} \
              recovered_blocks={recovered} agent={agent} control={control} \
-             recovery_ms={:.3} setup_ms={:.3} start_ms={:.3} promotion_ms={:.3} monotonic_ns={}",
+             recovery_ms={:.3} setup_ms={:.3} start_ms={:.3} promotion_ms={:.3}",
             millis(recovery),
             millis(setup),
             millis(start),
             millis(seen.elapsed()),
-            nanos(ClockId::Monotonic),
         );
         self.log.info(LOGGER, &text);
         if self.faults.tell(Fault::PromotionTwice) {
             self.log.info(LOGGER, &text);
         }
         Ok(())
+    }
+
+    /// Makes the transfer agent that will serve the pool, and says its name.
+    fn set_up(&self) -> String {
+        let agent = format!("KVCR-Guard-{}", uuid::Uuid::new_v4());
+        self.stage("core_init_start");
+        self.stage("core_init_done");
+        self.progress("NIXL agent initialization", &agent);
+        let now = jiff::Timestamp::now().strftime("%F %T").to_string();
+        let text = format!("{now} NIXL INFO    _api.py:281 Initialized NIXL agent: {agent}");
+        self.log.foreign(&text);
+        self.progress("memory registration", &agent);
+        agent
+    }
+
+    fn progress(&self, stage: &str, agent: &str) {
+        let text = format!(
+            "KVCR_EVENT progress_startup_stage stage={stage} agent={agent} \
+             tid={} monotonic_ns={} thread_cpu_ns={}",
+            rustix::thread::gettid().as_raw_nonzero(),
+            nanos(ClockId::Monotonic),
+            nanos(ClockId::ThreadCPUTime),
+        );
+        self.log.debug("kvcr.progress", &text);
     }
 
     fn stage(&self, stage: &str) {

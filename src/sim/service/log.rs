@@ -66,6 +66,11 @@ impl Log {
         }
     }
 
+    /// A line of a library that has its own logging.
+    pub(super) fn foreign(&self, line: &str) {
+        (self.sink)(line);
+    }
+
     pub(super) fn debug(&self, logger: &str, text: &str) {
         self.write(Level::Debug, logger, text);
     }

@@ -148,9 +148,11 @@ pub async fn boot(
         block_tokens,
         device_blocks: flags.device_blocks,
     };
+    let owner = flags.tiers.as_ref().and_then(|tiers| tiers.owner.clone());
     let present = Present {
         tiers: flags.tiers.is_some(),
         kvcr: kvcr.is_some_and(|kvcr| kvcr.telemetry),
+        publisher: owner.is_none(),
     };
     let registry = Arc::new(Registry::new(&identity, present));
     let meters = Meters::new(registry.clone());
@@ -159,6 +161,7 @@ pub async fn boot(
         ready: AtomicBool::new(false),
         began: Instant::now(),
         instance,
+        direct: owner.is_none(),
         page: MetricsPage::new(registry, faults.clone()),
         engine: OnceLock::new(),
     });
@@ -266,7 +269,7 @@ pub async fn boot(
         request_address: address.to_string(),
         events_address,
         control,
-        owner: flags.tiers.as_ref().and_then(|tiers| tiers.owner.clone()),
+        owner,
     };
     let registered = match &environment.discovery {
         Some(directory) if !faults.tell(Fault::StartUnregistered) => Some(

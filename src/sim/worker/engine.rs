@@ -376,10 +376,11 @@ impl Engine {
     /// block is put in first, so that it goes first: without its beginning a prefix is no use.
     pub(super) fn keep(&self, pages: &[(Key, Page)], computed: bool) {
         let Surroundings { meters, faults, .. } = &self.parts.around;
-        if computed && let Some(host) = &self.parts.host {
+        if let Some(host) = self.parts.host.as_ref().filter(|_| !pages.is_empty()) {
+            // What came from behind the device is there, and is offered all the same.
             let new: Vec<_> = pages
                 .iter()
-                .filter(|(key, _)| !host.contains(key))
+                .filter(|(key, _)| computed && !host.contains(key))
                 .collect();
             for (key, page) in new.iter().rev() {
                 if let Err(error) = host.put(*key, page) {

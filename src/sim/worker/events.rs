@@ -57,6 +57,8 @@ impl Events {
         if cache == Cache::Device {
             self.meters.events("stored", stored.len() as u64);
             self.meters.events("removed", removed.len() as u64);
+        } else {
+            self.meters.events_of_kvcr(stored.len() as u64);
         }
         let mut state = self.shared.lock().unwrap_or_else(PoisonError::into_inner);
         let held = match cache {
@@ -131,6 +133,7 @@ mod tests {
         let present = Present {
             tiers: true,
             kvcr: true,
+            publisher: true,
         };
         let registry = Arc::new(Registry::new(&identity(), present));
         let events = Events::new(Meters::new(registry));

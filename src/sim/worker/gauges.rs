@@ -100,6 +100,7 @@ mod tests {
         let present = Present {
             tiers: true,
             kvcr: true,
+            publisher: true,
         };
         let registry = Arc::new(Registry::new(&identity(), present));
         let gauges = Gauges::new(Meters::new(registry.clone()));

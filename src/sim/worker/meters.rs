@@ -154,6 +154,12 @@ impl Meters {
         }
     }
 
+    /// One request's prompt was looked up behind the device, however short it is.
+    pub fn asked(&self) {
+        self.registry
+            .observe("vllm:kv_offload_lookup_sync_delay_seconds", &[], 2e-5);
+    }
+
     /// Chunk lookups of one request in `tier`, and how many of them hit.
     pub fn looked_up(&self, tier: &str, queries: u64, hits: u64) {
         let labels = [("tier", tier)];
@@ -187,8 +193,6 @@ impl Meters {
             .add("vllm:kv_offload_load_time_total", &[], took.as_secs_f64());
         self.registry
             .observe("vllm:kv_offload_load_size", &[], bytes as f64);
-        self.registry
-            .observe("vllm:kv_offload_lookup_sync_delay_seconds", &[], 2e-5);
         self.registry.observe(
             "vllm:kv_offload_lookup_async_delay_seconds",
             &[],
@@ -196,8 +200,10 @@ impl Meters {
         );
     }
 
-    /// Computed blocks went into the host tier.
+    /// Pages were offered to the host tier: it had no room yet for so many, of so many bytes.
     pub fn offloaded(&self, pages: u64, bytes: u64) {
+        self.registry
+            .observe("vllm:kv_offload_cpu_allocation_size", &[], pages as f64);
         if pages == 0 {
             return;
         }
@@ -207,8 +213,6 @@ impl Meters {
             .add("vllm:kv_offload_store_time_total", &[], 5e-5);
         self.registry
             .observe("vllm:kv_offload_store_size", &[], bytes as f64);
-        self.registry
-            .observe("vllm:kv_offload_cpu_allocation_size", &[], pages as f64);
     }
 
     fn transferred(&self, direction: &str, bytes: u64, took: Duration) {
@@ -223,29 +227,20 @@ impl Meters {
             .observe("vllm:kv_offload_size", &labels, bytes as f64);
     }
 
-    /// Bytes that KVCR gave to the host tier.
-    pub fn read_from_kvcr(&self, bytes: u64, took: Duration) {
+    /// Bytes that KVCR gave to the host tier. How long it took the real engine never says: the
+    /// family is declared and stays empty.
+    pub fn read_from_kvcr(&self, bytes: u64) {
         if bytes > 0 {
             let labels = [("tier", KVCR)];
             self.add("vllm:kv_offload_tiering_read_bytes_total", &labels, bytes);
-            self.registry.add(
-                "vllm:kv_offload_tiering_read_time_total",
-                &labels,
-                took.as_secs_f64(),
-            );
         }
     }
 
-    /// Bytes that the host tier gave to KVCR.
-    pub fn written_to_kvcr(&self, bytes: u64, took: Duration) {
+    /// Bytes that the host tier gave to KVCR; see [`Self::read_from_kvcr`].
+    pub fn written_to_kvcr(&self, bytes: u64) {
         if bytes > 0 {
             let labels = [("tier", KVCR)];
             self.add("vllm:kv_offload_tiering_write_bytes_total", &labels, bytes);
-            self.registry.add(
-                "vllm:kv_offload_tiering_write_time_total",
-                &labels,
-                took.as_secs_f64(),
-            );
         }
     }
 
@@ -270,6 +265,19 @@ impl Meters {
                     count,
                 );
             }
+        }
+    }
+
+    /// Blocks of KVCR's tier were stored: the relay sees that, and passes on only what an engine
+    /// owns itself.
+    pub fn events_of_kvcr(&self, stored: u64) {
+        if stored > 0 {
+            let (kind, received) = (("event_type", "stored"), ("stage", "received"));
+            let seen = "dynamo_component_kv_publisher_zmq_events_total";
+            self.add(seen, &[kind, received], stored);
+            let filtered = "dynamo_component_kv_publisher_zmq_filtered_events_total";
+            let reason = ("reason", "unsupported_ownership");
+            self.add(filtered, &[kind, reason], stored);
         }
     }
 

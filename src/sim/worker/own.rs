@@ -115,7 +115,7 @@ impl OwnTier {
         let bytes = pages.iter().map(Vec::len).sum::<usize>() as u64;
         meters.moved("local_deliver", pages.len() as u64, Some(bytes));
         meters.ended("local_deliver", "success", began.elapsed());
-        meters.read_from_kvcr(bytes, began.elapsed());
+        meters.read_from_kvcr(bytes);
         Some(pages)
     }
 
@@ -195,7 +195,7 @@ fn store(pool: &Pool, around: &Surroundings, pages: Vec<(Key, Page)>) {
     events.publish(Cache::Kvcr, stored, attention(&removed));
     let times = if faults.tell(Fault::FillTwice) { 2 } else { 1 };
     let bytes = new.iter().map(|(_, page)| page.len()).sum::<usize>() as u64;
-    meters.written_to_kvcr(bytes, began.elapsed());
+    meters.written_to_kvcr(bytes);
     meters.pool(pool.len(), pool.slots());
     meters.moved("local_fill", times * new.len() as u64, Some(times * bytes));
     meters.ended("local_fill", "success", began.elapsed());

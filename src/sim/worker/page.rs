@@ -172,6 +172,7 @@ mod tests {
         let present = Present {
             tiers: true,
             kvcr: true,
+            publisher: true,
         };
         let registry = Arc::new(Registry::new(&identity(), present));
         registry.add(

@@ -244,6 +244,7 @@ impl Engine {
                 .count() as u64
         };
         let meters = &self.parts.around.meters;
+        meters.asked();
         meters.looked_up(meters::HOST, asked_host, hits(true));
         if self.parts.target.is_some() || own.is_some() {
             meters.looked_up(meters::KVCR, asked_kvcr, hits(false));
@@ -383,7 +384,6 @@ impl Engine {
         if keys.is_empty() {
             return Vec::new();
         }
-        let began = Instant::now();
         let pages = match target.fetch(&source.endpoint, keys).await {
             Fetched::All(pages) => all_or_none(Some(pages), keys.len()),
             Fetched::Partial(pages) => pages,
@@ -395,7 +395,7 @@ impl Engine {
             meters.job_failed(true);
         }
         let bytes = arrived * self.parts.page_bytes;
-        meters.read_from_kvcr(bytes as u64, began.elapsed());
+        meters.read_from_kvcr(bytes as u64);
         pages
     }
 }

@@ -75,6 +75,8 @@ pub struct Present {
     pub tiers: bool,
     /// Those of KVCR.
     pub kvcr: bool,
+    /// Those of events that it publishes itself: a state agent counts its own.
+    pub publisher: bool,
 }
 
 /// Every series of one worker.
@@ -153,6 +155,7 @@ fn families(present: Present) -> Vec<Family> {
     families.retain(|family| {
         (present.tiers || !family.name.starts_with("vllm:kv_offload_"))
             && (present.kvcr || !family.name.starts_with("vllm:kvcr_"))
+            && (present.publisher || !family.name.starts_with("dynamo_component_kv_publisher_"))
     });
     families
 }
@@ -357,6 +360,10 @@ fn same(known: &Labels, asked: &[(&str, &str)]) -> bool {
 }
 
 fn render_family(page: &mut String, family: &Family, samples: &[Sample]) {
+    // The runtime's client leaves out a family without a series; the engine's declares it.
+    if samples.is_empty() && !family.python() {
+        return;
+    }
     let kind = match family.kind {
         Kind::Counter => "counter",
         Kind::Gauge => "gauge",

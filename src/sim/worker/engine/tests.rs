@@ -83,6 +83,7 @@ impl Rig {
         let present = Present {
             tiers: setup.kvcr,
             kvcr: setup.kvcr,
+            publisher: true,
         };
         let registry = Arc::new(Registry::new(&identity(), present));
         let meters = Meters::new(registry.clone());

@@ -16,6 +16,7 @@ pub(in crate::sim::worker) fn identity() -> Identity {
 const ALL: Present = Present {
     tiers: true,
     kvcr: true,
+    publisher: true,
 };
 
 fn page(registry: &Registry) -> Page {
@@ -30,7 +31,14 @@ const RECORDED: &str = include_str!("../../../cases/tc01_generation/testdata/war
 #[test]
 fn every_recorded_family_and_label_is_here() {
     let registry = Registry::new(&identity(), ALL);
-    let text = registry.render();
+    let ours: Vec<String> = registry
+        .families
+        .iter()
+        .map(|family| {
+            let kind = format!("{:?}", family.kind).to_lowercase();
+            format!("# TYPE {} {kind}", family.name)
+        })
+        .collect();
     let declared = |page: &str| -> Vec<String> {
         page.lines()
             .filter(|line| line.starts_with("# TYPE"))
@@ -39,7 +47,6 @@ fn every_recorded_family_and_label_is_here() {
             .map(str::to_owned)
             .collect()
     };
-    let ours = declared(&text);
     for family in declared(RECORDED) {
         assert!(ours.contains(&family), "{family}");
     }
@@ -75,6 +82,7 @@ fn families_of_what_is_off_are_absent() {
     let off = Present {
         tiers: false,
         kvcr: false,
+        publisher: false,
     };
     let registry = Registry::new(&identity(), off);
     registry.add(
@@ -84,6 +92,7 @@ fn families_of_what_is_off_are_absent() {
     );
     let text = registry.render();
     assert!(!text.contains("vllm:kvcr_") && !text.contains("vllm:kv_offload"));
+    assert!(!text.contains("kv_publisher"));
     assert!(text.contains("vllm:prompt_tokens_total"));
 }
 
