@@ -235,7 +235,8 @@ fn exit_codes_say_how_it_ended() {
     let code = |args: &[&str]| machine.phase1(args).status.code();
     assert_eq!(code(&["--exact", "tc01::warm_device"]), Some(0));
     let lie = "--sim-faults=corrupt_device_block@worker0";
-    assert_eq!(code(&["--exact", "tc01::warm_device", lie]), Some(101));
+    let sim = "--profile=sim";
+    assert_eq!(code(&["--exact", "tc01::warm_device", sim, lie]), Some(101));
     assert_eq!(code(&["--exact", "tc01::warm"]), Some(2));
     assert_eq!(code(&["--exact", "tc01::cold", "--skip", "cold"]), Some(3));
 }
@@ -321,6 +322,7 @@ fn a_timeout_of_nextest_leaves_evidence() {
         .nextest(&["run", "--test", "phase1", "--config-file"])
         .arg(&config)
         .args(["-E", "test(=tc01::warm_device)"])
+        .env("PHASE1_PROFILE", "sim")
         .env("PHASE1_SIM_DECODE_TOKEN_US", "3000000")
         .output()
         .expect("nextest runs");
@@ -333,7 +335,7 @@ fn a_timeout_of_nextest_leaves_evidence() {
 
 fn sigterm_leaves_evidence_and_the_stack() {
     let machine = Machine::new();
-    let mut child = machine.start(&["--exact", "tc01::warm_device", SLOW]);
+    let mut child = machine.start(&["--exact", "tc01::warm_device", "--profile=sim", SLOW]);
     machine.until_held();
     kill_process(Pid::from_child(&child), Signal::TERM).expect("it runs");
     let status = child.wait().expect("it ends");
@@ -347,11 +349,11 @@ fn sigterm_leaves_evidence_and_the_stack() {
 fn a_killed_run_leaves_a_stack_that_works() {
     let machine = Machine::new();
     let slow = "--sim-decode-token-us=40000";
-    let mut child = machine.start(&["--exact", "tc01::warm_device", slow]);
+    let mut child = machine.start(&["--exact", "tc01::warm_device", "--profile=sim", slow]);
     machine.until_held();
     child.kill().expect("it runs");
     child.wait().expect("it ends");
-    let output = machine.phase1(&["--exact", "tc01::warm_device", slow]);
+    let output = machine.phase1(&["--exact", "tc01::warm_device", "--profile=sim", slow]);
     assert!(output.status.success(), "{}", text(&output));
     assert_eq!(machine.status()[0]["generation"], 1);
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::answer::End;
 use super::metrics::{Identity, Metrics};
-use super::request::{Ask, Prompt};
+use super::request::{Ask, Kind};
 use super::route::Routed;
 use super::{Door, OWN_ID, ROUTER_ID};
 
@@ -15,8 +15,8 @@ pub(super) struct Count {
     model: String,
     endpoint: &'static str,
     streamed: bool,
-    /// The prompt came as text.
-    tokenized: bool,
+    /// It is a chat: its messages are rendered first.
+    rendered: bool,
     input: usize,
     received: Instant,
     worker: Option<u64>,
@@ -44,7 +44,7 @@ impl Count {
             model: ask.model.clone(),
             endpoint: ask.kind.endpoint(),
             streamed: ask.stream,
-            tokenized: matches!(ask.prompt, Prompt::Text(_)),
+            rendered: ask.kind == Kind::Chat,
             input,
             received,
             worker: None,
@@ -87,8 +87,8 @@ impl Count {
     /// An engine has it.
     pub(super) fn routed(&mut self, routed: &Routed) {
         self.worker = Some(routed.decode);
-        // Tokens as they are need no preparation.
-        if self.tokenized {
+        // Seen for chats only; a completion whose prompt is text has none.
+        if self.rendered {
             let stage = "dynamo_frontend_stage_duration_seconds";
             let took = self.received.elapsed().as_secs_f64();
             let labels = "stage=\"preprocess\"".to_owned();

@@ -239,7 +239,7 @@ mod tests {
             read(&parsed, "vllm:prompt_tokens_by_source_total", &source)
         };
         assert_eq!(value("counter_negative"), Some(-1.0));
-        assert_eq!(value("sources_disagree"), Some(6.0));
+        assert_eq!(value("sources_disagree"), Some(10.0));
         let stuck = Page::parse(&text("gauge_stuck"));
         assert_eq!(kvcr::busy(&stuck), ["in_flight_ops 1"]);
     }
