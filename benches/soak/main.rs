@@ -139,6 +139,10 @@ fn soak(args: &Args) -> Result<(), Problem> {
 }
 
 /// Stops the process in its middle, as a debugger, a laptop's lid or a stalled host would.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "how long a process is stopped is what is tried here, not a state to wait for"
+)]
 fn freeze(child: &Child, time: Duration) -> Result<(), Problem> {
     std::thread::sleep(Duration::from_millis(900));
     let pid = Pid::from_child(child);

@@ -49,10 +49,10 @@ pub(crate) fn faults_file(scratch: &Path) -> PathBuf {
 fn tell_settings(config: &Config, bindings: &Bindings, plan: &mut Plan) -> Result<(), Failure> {
     let sim = &config.profile.sim;
     let names: BTreeSet<&str> = plan.processes.iter().map(|it| it.name.as_str()).collect();
-    let elsewhere = sim.faults.iter().find_map(|switch| {
-        let told = names.iter().any(|process| switch.reaches(process));
-        (!told).then_some(switch)
-    });
+    let elsewhere = sim
+        .faults
+        .iter()
+        .find(|switch| !names.iter().any(|process| switch.reaches(process)));
     if let Some(switch) = elsewhere {
         return Err(
             Failure::environment(format!("sim.faults: {switch} would be told by nobody"))

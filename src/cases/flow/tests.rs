@@ -43,18 +43,13 @@ fn what_flowed_as_claimed_passes() {
 
 #[test]
 fn one_block_or_byte_too_many_or_too_few_fails() {
-    let blocks = ("blocks_to_peer[worker0]".to_owned(), Class::Product);
-    let bytes = ("bytes_to_peer[worker0]".to_owned(), Class::Product);
-    assert_eq!(
-        failed(WRITTEN, &page(7, Some(8 * 262_144))),
-        [blocks.clone()]
-    );
-    assert_eq!(failed(WRITTEN, &page(9, Some(8 * 262_144))), [blocks]);
-    assert_eq!(
-        failed(WRITTEN, &page(8, Some(8 * 262_144 - 1))),
-        [bytes.clone()]
-    );
-    assert_eq!(failed(Flow::default(), &page(0, Some(1))), [bytes]);
+    let wrong = |blocks, bytes| failed(WRITTEN, &page(blocks, Some(bytes)));
+    let red = |name: &str| [(name.to_owned(), Class::Product)];
+    assert_eq!(wrong(7, 8 * 262_144), red("blocks_to_peer[worker0]"));
+    assert_eq!(wrong(9, 8 * 262_144), red("blocks_to_peer[worker0]"));
+    assert_eq!(wrong(8, 8 * 262_144 - 1), red("bytes_to_peer[worker0]"));
+    let idle = failed(Flow::default(), &page(0, Some(1)));
+    assert_eq!(idle, red("bytes_to_peer[worker0]"));
 }
 
 #[test]
