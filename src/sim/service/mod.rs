@@ -1,10 +1,10 @@
 //! The simulated `kvcr.kvcr_service`: keeps pools for workers, and a Guard for each pool that
 //! serves it when its worker dies.
 //!
-//! - [`options`]: the real command line.
-//! - [`holder`]: the process that holds a pool.
-//! - [`guard`]: one pool and what becomes of it.
-//! - [`log`]: lines as the real service writes them.
+//! - `options`: the real command line.
+//! - `holder`: the process that holds a pool.
+//! - `guard`: one pool and what becomes of it.
+//! - `log`: lines as the real service writes them.
 //!
 //! Here is the socket: who may claim, and that one failed Guard ends the whole service.
 
