@@ -173,6 +173,23 @@ mod tests {
     }
 
     #[test]
+    fn a_shared_prefix_is_served_in_whole_blocks() {
+        let blocks = tiny("float32");
+        for (prompt, shared, device, offload) in [
+            (576, 130, 128, 128),
+            (576, 63, 0, 0),
+            (576, 576, 512, 576),
+            (100, 576, 64, 64),
+        ] {
+            let hits = (
+                blocks.shared_device_hit(prompt, shared),
+                blocks.shared_offload_hit(prompt, shared),
+            );
+            assert_eq!(hits, (device, offload), "{prompt} {shared}");
+        }
+    }
+
+    #[test]
     fn a_block_of_a_simulated_model_is_its_page() {
         for (build, shape) in [("sim", Shape::DENSE), ("sim-hybrid", Shape::HYBRID)] {
             for (dtype, element) in [("float32", 4), ("bfloat16", 2)] {

@@ -447,6 +447,47 @@ mod tests {
     }
 
     #[test]
+    fn what_is_equal_holds_and_what_differs_does_not() {
+        for (found, held) in [(3, true), (4, false)] {
+            assert_eq!(Check::equal("c", Class::Product, &3, &found).held, held);
+            let exactly = Check::exactly("c", Class::Product, "blocks", 3, found);
+            assert_eq!(exactly.held, held);
+            assert_eq!(exactly.found, format!("{found} blocks"));
+        }
+    }
+
+    #[test]
+    fn an_outcome_is_named_as_people_say_it() {
+        assert_eq!(Outcome::Pass.to_string(), "Pass");
+        assert_eq!(Outcome::Fail(Class::Skew).to_string(), "Skew");
+        assert_eq!(Outcome::Gated.to_string(), "Gated");
+    }
+
+    #[test]
+    fn a_difference_is_shown_with_as_much_around_it_as_promised() {
+        let names: Vec<String> = (0..20).map(|n| format!("t{n:02}")).collect();
+        let mut other = names.clone();
+        other[10] = "x".to_owned();
+        let said = |tokens| Said { tokens, text: "" };
+        let words = first_difference(said(&names), said(&other)).unwrap();
+        let around = "[t05 t06 t07 t08 t09 x t11 t12 t13 t14 t15]";
+        assert!(words.contains(around), "{words}");
+        // One that ends early is named too, whichever of the two it is.
+        let short = &names[..19];
+        let ends = first_difference(said(&names), said(short)).unwrap();
+        assert!(ends.starts_with("token 19 is the end"), "{ends}");
+        let goes_on = first_difference(said(short), said(&names)).unwrap();
+        assert!(goes_on.contains("instead of the end"), "{goes_on}");
+
+        let text = |text| Said { tokens: &[], text };
+        let line: String = ('0'..='z').collect();
+        let changed = line.replace('Q', "!");
+        let words = first_difference(text(&line), text(&changed)).unwrap();
+        let around = format!("{:?}", &changed[13..53]);
+        assert!(words.contains(&around), "{around}: {words}");
+    }
+
+    #[test]
     fn nothing_checked_is_inconclusive() {
         let verdict = Verdict::of(vec![]);
         assert_eq!(verdict.outcome, Outcome::Fail(Class::Inconclusive));

@@ -161,10 +161,12 @@ fn boundary<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> 
             // A tier behind the device may also give the block that ends with the last token.
             let least = blocks.device_hit(again.prompt_tokens);
             scene.hit(&again, least..=blocks.offload_hit(again.prompt_tokens));
-            if again.cached_tokens != Some(least) {
+            if let Some(cached) = again.cached_tokens
+                && cached != least
+            {
                 scene.note(format!(
-                    "`{label}`: {:?} of {} tokens were reported as cached, a KVCR-off engine reuses {least}",
-                    again.cached_tokens, again.prompt_tokens
+                    "`{label}`: {cached} of {} tokens were reported as cached, a KVCR-off engine reuses {least}",
+                    again.prompt_tokens
                 ));
             }
         }

@@ -519,3 +519,48 @@ fn read(stream: UnixStream, lines: &SyncSender<Result<Tell, String>>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a client hears when this is all that was ever sent.
+    fn heard(sent: &str) -> Vec<Word> {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.write_all(sent.as_bytes()).unwrap();
+        drop(theirs);
+        let wire = Wire::new(ours).unwrap();
+        let one = || wire.hear_within(Duration::from_secs(60));
+        vec![one(), one()]
+    }
+
+    #[test]
+    fn half_a_line_is_never_taken_for_a_whole_one() {
+        let line = serde_json::to_string(&Tell::Queued { behind: vec![] }).unwrap();
+        let whole = heard(&format!("{line}\n"));
+        assert!(matches!(&whole[..], [Word::Said(_), Word::Gone(_)]));
+        let half = heard(&line);
+        assert!(matches!(&half[..], [Word::Gone(why), Word::Gone(_)] if why == "half a line"));
+    }
+
+    #[test]
+    fn nothing_is_believed_after_a_line_that_is_not_of_the_protocol() {
+        let line = serde_json::to_string(&Tell::Queued { behind: vec![] }).unwrap();
+        let words = heard(&format!("nonsense\n{line}\n"));
+        assert!(
+            matches!(&words[..], [Word::Gone(_), Word::Gone(_)]),
+            "{words:?}"
+        );
+    }
+
+    #[test]
+    fn progress_is_told_in_words() {
+        let step = Progress::Step {
+            text: "worker0 answers".to_owned(),
+            at_ms: 12_345,
+        };
+        assert_eq!(step.to_string(), "   12.3 s worker0 answers");
+        let behind = vec!["a".to_owned(), "b".to_owned()];
+        assert_eq!(Progress::Queued { behind }.to_string(), "waiting for a, b");
+    }
+}

@@ -99,8 +99,21 @@ mod tests {
         queue.push(2, Mode::Exclusive);
         queue.push(3, Mode::Shared);
         assert!(queue.grant().is_empty());
+        assert_eq!(queue.waiting().collect::<Vec<_>>(), [2, 3]);
         assert!(!queue.remove(2), "it only waited");
         assert_eq!(queue.grant(), [3]);
+    }
+
+    #[test]
+    fn it_is_empty_when_nobody_holds_and_nobody_waits() {
+        let mut queue = Queue::default();
+        assert!(queue.is_empty());
+        queue.push(1, Mode::Exclusive);
+        assert!(!queue.is_empty(), "one waits");
+        queue.grant();
+        assert!(!queue.is_empty(), "one holds");
+        assert!(queue.remove(1));
+        assert!(queue.is_empty());
     }
 
     #[derive(Clone, Debug)]

@@ -108,6 +108,22 @@ mod tests {
     }
 
     #[test]
+    fn a_finish_that_brings_text_is_another_frame_than_one_that_does_not() {
+        for (choice, kind) in [
+            (r#"{"text":"a","finish_reason":"stop"}"#, "text with finish"),
+            (
+                r#"{"delta":{"content":"a"},"finish_reason":"stop"}"#,
+                "text with finish",
+            ),
+            (r#"{"delta":{},"finish_reason":"stop"}"#, "finish"),
+        ] {
+            let body = format!("data: {{\"choices\":[{choice}]}}\n\n");
+            assert_eq!(frames(&body).0, [kind], "{choice}");
+        }
+        assert_eq!(frames("data: {\"error\":{}}\n\n").0, ["error"]);
+    }
+
+    #[test]
     fn what_is_no_event_is_said() {
         assert_eq!(frames("nonsense").0, ["line \"nonsense\""]);
         assert_eq!(frames("data: x\n\n").0, ["text that is no JSON"]);

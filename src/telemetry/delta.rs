@@ -332,6 +332,39 @@ mod tests {
     }
 
     #[test]
+    fn a_counter_that_appears_must_be_a_number() {
+        let d = delta("", "c_total NaN\n");
+        assert_eq!(d.change(&Series::new("c_total", &[])), Change::Unusable);
+        assert_eq!(d.after().read("c_total", &[]).counted(), None);
+        let d = delta("", "c_total 4\n");
+        assert_eq!(d.after().read("c_total", &[]), Reading::Value(4.0));
+    }
+
+    #[test]
+    fn what_appears_has_moved_unless_it_is_zero() {
+        let d = delta("", "c_total{op=\"a\"} 5\nc_total{op=\"b\"} 0\n");
+        let moved: Vec<_> = d.moved().map(|(series, _)| series.label("op")).collect();
+        assert_eq!(moved, [Some("a")]);
+    }
+
+    #[test]
+    fn a_restart_says_what_was_seen() {
+        let at = |from, to| {
+            let page = |at| format!("# TYPE p gauge\nprocess_start_time_seconds {at}\n");
+            delta(&page(from), &page(to)).restart().cloned()
+        };
+        // A second is within the jitter of a start time that is computed anew.
+        assert_eq!(at("100", "101"), None);
+        assert_eq!(
+            at("100", "101.5").unwrap().to_string(),
+            "process_start_time_seconds went from 100 to 101.5"
+        );
+        let fell = delta("c_total 5\n", "c_total 2\n");
+        let text = fell.restart().unwrap().to_string();
+        assert_eq!(text, "c_total fell from 5 to 2");
+    }
+
+    #[test]
     fn sums_over_the_labels_that_were_not_asked_for() {
         let d = delta(
             "c_total{op=\"a\",engine=\"0\"} 5\n",

@@ -625,4 +625,35 @@ vllm:kvcr_duration_seconds_count{engine=\"0\",result=\"success\",scope=\"local_d
         let working = READY.replace("\"framework_pins\"} 0.0", "\"framework_pins\"} 3.0");
         assert_eq!(busy(&Page::parse(&working)), ["framework_pins 3"]);
     }
+
+    #[test]
+    fn each_bad_ending_is_told_once_with_its_sum() {
+        let ended = |engine: u32, scope: &str, result: &str, count: u32| {
+            format!(
+                "vllm:kvcr_duration_seconds_count{{engine=\"{engine}\",scope=\"{scope}\",result=\"{result}\"}} {count}\n"
+            )
+        };
+        let page = [
+            ended(0, "remote_deliver", "failed", 1),
+            ended(1, "remote_deliver", "failed", 2),
+            ended(0, "remote_deliver", "timeout", 4),
+            ended(0, "source_write", "failed", 8),
+            ended(0, "source_write", "success", 16),
+        ]
+        .concat();
+        let mut told: Vec<_> = failures(&delta(&page))
+            .unwrap()
+            .iter()
+            .map(BadEnding::to_string)
+            .collect();
+        told.sort_unstable();
+        assert_eq!(
+            told,
+            [
+                "remote_deliver failed: 3",
+                "remote_deliver timeout: 4",
+                "source_write failed: 8"
+            ]
+        );
+    }
 }

@@ -293,6 +293,35 @@ mod tests {
     }
 
     #[test]
+    fn a_log_that_is_not_there_yet_is_empty_and_one_that_cannot_be_read_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("worker0.log");
+        let mut tail = Tail::from_now(&path).unwrap();
+        std::fs::write(&path, format!("{STALLED}\n")).unwrap();
+        assert_eq!(tail.findings().unwrap().len(), 1);
+        let below = path.join("no directory");
+        assert!(Tail::from_now(&below).is_err());
+        assert!(Tail::from_start(&below).findings().is_err());
+    }
+
+    #[test]
+    fn a_long_line_is_waited_for_and_one_without_end_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("worker0.log");
+        let mut tail = Tail::from_start(&path);
+        // Longer than one read: the mark spans two.
+        let long = "x".repeat((1 << 16) - 5);
+        std::fs::write(&path, format!("{long}No handler found\n")).unwrap();
+        assert_eq!(tail.findings().unwrap().len(), 1);
+        let endless = format!(
+            "INFO ready\nNo handler found{}",
+            "x".repeat(LONGEST + (1 << 16))
+        );
+        std::fs::write(&path, &endless).unwrap();
+        assert_eq!(Tail::from_start(&path).findings().unwrap().len(), 1);
+    }
+
+    #[test]
     fn bytes_that_are_not_text_do_no_harm() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("worker0.log");

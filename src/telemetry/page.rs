@@ -416,6 +416,35 @@ mod tests {
     }
 
     #[test]
+    fn values_of_a_label_are_listed_once_and_in_order() {
+        let page = Page::parse("a{l=\"y\"} 1\nb{l=\"x\"} 1\nb{l=\"y\"} 1\nc{m=\"z\"} 1\n");
+        assert_eq!(page.label_values("l"), ["x", "y"]);
+        assert!(page.label_values("n").is_empty());
+    }
+
+    #[test]
+    fn a_problem_names_its_line() {
+        let page = Page::parse("a 1\na 1\n");
+        let problem = page.problems()[0].to_string();
+        assert_eq!(problem, "line 2: the same series a second time: a 1");
+    }
+
+    #[test]
+    fn every_kind_is_told_from_the_others() {
+        let kinds = [
+            ("counter", Kind::Counter),
+            ("gauge", Kind::Gauge),
+            ("histogram", Kind::Histogram),
+            ("summary", Kind::Summary),
+            ("unknown", Kind::Untyped),
+        ];
+        for (word, kind) in kinds {
+            let page = Page::parse(&format!("# TYPE f {word}\n"));
+            assert_eq!(page.kind("f"), Some(kind), "{word}");
+        }
+    }
+
+    #[test]
     fn reads_what_the_format_allows() {
         let page = Page::parse(concat!(
             "# HELP a_total says \"quotes\" and \\n\n",

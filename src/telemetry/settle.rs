@@ -316,6 +316,18 @@ mod tests {
     }
 
     #[test]
+    fn patience_covers_the_request_and_what_a_transfer_may_take_twice() {
+        let ms = Duration::from_millis;
+        let idle = Settling::idle(5_000, 20);
+        assert_eq!((idle.quiet, idle.abandon), (Duration::ZERO, ms(5_000)));
+        assert_eq!(idle.deadline, ms(30_000));
+        assert_eq!(Settling::idle(5_000, 600).deadline, ms(40_000));
+        let outliving = Settling::outliving(5_000, 20);
+        assert_eq!(outliving.quiet, ms(5_100));
+        assert_eq!(outliving.deadline, idle.deadline);
+    }
+
+    #[test]
     fn two_equal_rounds_without_work_are_idle() {
         let seen = rounds(SETTLING, &[(0, 0, 1), (100, 8, 0), (200, 8, 0)]);
         assert_eq!(seen[0], Err("scraped once".into()));
@@ -386,6 +398,20 @@ mod tests {
         let settled = settle_with(fetch, SETTLING).await.unwrap();
         assert_eq!((settled.how, settled.rounds), (How::Idle, 3));
         assert!(settled.last_change > Duration::ZERO);
+    }
+
+    #[tokio::test]
+    async fn every_page_that_was_asked_for_comes_in_order() {
+        let url = serve(Script::from([
+            ("/a", vec![(200, "a 1\n".into())]),
+            ("/b", vec![(200, "b 2\n".into())]),
+        ]))
+        .await;
+        let scraper = Scraper::new(Duration::from_secs(60)).unwrap();
+        let urls = [format!("{url}/a"), format!("{url}/b")];
+        let settled = settle(&scraper, &urls, SETTLING).await.unwrap();
+        let raw: Vec<_> = settled.scrapes.iter().map(|s| s.raw.as_str()).collect();
+        assert_eq!(raw, ["a 1\n", "b 2\n"]);
     }
 
     #[tokio::test]

@@ -15,7 +15,7 @@ use std::time::Duration;
 use kvcr_phase1::failure::{Class, Failure};
 use kvcr_phase1::stack::admin::{self, Outcome};
 use kvcr_phase1::stack::deaths::Living;
-use kvcr_phase1::stack::lease::{Lease, LeaseRequest, acquire};
+use kvcr_phase1::stack::lease::{Lease, LeaseRequest, Progress, acquire};
 use kvcr_phase1::stack::protocol::{Mode, WorkerInfo};
 use rustix::process::Signal;
 
@@ -58,6 +58,8 @@ promises![
     a_bad_line_ends_only_its_own_connection,
     sigterm_stops_everything,
     a_supervisor_that_cannot_start_is_reported,
+    a_log_that_is_too_large_is_begun_anew,
+    what_is_in_the_way_of_the_socket_is_said_and_left_alone,
 ];
 
 /// What an arm does with its lease, in a runtime of its own.
@@ -745,7 +747,17 @@ fn sigterm_stops_everything() {
 fn a_supervisor_that_cannot_start_is_reported() {
     let mut world = World::new(&one());
     world.spec.exe = "/bin/false".into();
-    let failure = world.try_lease("case", "run", Mode::Shared).unwrap_err();
+    fs::write(world.dir().log(), "earlier\nits last words\n").unwrap();
+    let request = LeaseRequest {
+        run_id: "run".to_owned(),
+        case: "case".to_owned(),
+        mode: Mode::Shared,
+    };
+    let mut again = 0;
+    let mut report = |progress| again += u32::from(progress == Progress::Again);
+    let failure = acquire(&world.spec, &request, &mut report, &AtomicBool::new(false)).unwrap_err();
+    assert_eq!(again, 5, "{failure}");
+    assert!(failure.to_string().contains("its last words"), "{failure}");
     assert_eq!(failure.class, Class::Environment);
     assert!(
         failure.to_string().contains("ends before it answers"),
@@ -760,4 +772,32 @@ fn a_supervisor_that_cannot_start_is_reported() {
         "{failure}"
     );
     assert!(!world.dir().socket().exists());
+}
+
+fn a_log_that_is_too_large_is_begun_anew() {
+    let mut world = World::new(&one());
+    world.spec.exe = "/bin/false".into();
+    let log = fs::File::create(world.dir().log()).unwrap();
+    log.set_len(64 * 1024 * 1024).unwrap();
+    world.try_lease("case", "run", Mode::Shared).unwrap_err();
+    assert_eq!(log.metadata().unwrap().len(), 0);
+}
+
+fn what_is_in_the_way_of_the_socket_is_said_and_left_alone() {
+    let world = World::new(&one());
+    let (dir, socket) = (world.dir(), world.dir().socket());
+    let refused = || {
+        let failure = world.try_lease("case", "run", Mode::Shared).unwrap_err();
+        assert_eq!(failure.class, Class::Environment, "{failure}");
+        let text = failure.to_string();
+        assert!(text.contains(socket.to_str().unwrap()), "{text}");
+        assert!(!dir.launch().exists(), "nothing is begun");
+    };
+    fs::create_dir(&socket).unwrap();
+    refused();
+    fs::remove_dir(&socket).unwrap();
+    // Nobody can say whether somebody listens at the end of a link that has none.
+    std::os::unix::fs::symlink(&socket, &socket).unwrap();
+    refused();
+    assert!(socket.is_symlink());
 }
