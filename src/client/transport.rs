@@ -7,6 +7,7 @@ use reqwest::header::CONTENT_LENGTH;
 use serde::Serialize;
 
 use crate::failure::{Class, Failure};
+use crate::stack::wait;
 
 /// Largest response that is read, in bytes. A metrics page of a busy worker has 0.2 MB, a
 /// completion a few kB.
@@ -233,12 +234,14 @@ impl Transport {
         name: &str,
     ) -> Result<Reply, RequestFailure> {
         let start = Instant::now();
-        let outcome = match tokio::time::timeout(self.deadline, read(request)).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(RequestFailureKind::Deadline {
-                seconds: self.deadline.as_secs_f64(),
-            }),
-        };
+        // Not by the clock: a process that was stopped meanwhile still reads what has come.
+        let outcome = wait::within(self.deadline, read(request))
+            .await
+            .unwrap_or_else(|| {
+                Err(RequestFailureKind::Deadline {
+                    seconds: self.deadline.as_secs_f64(),
+                })
+            });
         let wall_ms = start.elapsed().as_secs_f64() * 1e3;
         match outcome {
             Ok((status, body)) => Ok(Reply {

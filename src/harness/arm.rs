@@ -19,6 +19,7 @@ use crate::snapshot::{self, Comparison, PinKey, Pinned, Update};
 use crate::stack::deaths::Living;
 use crate::stack::lease::{self, Lease, LeaseRequest};
 use crate::stack::protocol::StackInfo;
+use crate::stack::wait;
 use crate::telemetry::logs;
 use crate::verdict::{Check, Outcome, Verdict};
 
@@ -137,7 +138,7 @@ impl Runner {
                 told = (arm.story)(scene) => told,
                 cause = self.interrupt.seen() => Err(cause.failure()),
                 failure = broken(lease) => Err(failure),
-                () = tokio::time::sleep(deadline) => Err(
+                None = wait::within(deadline, std::future::pending::<()>()) => Err(
                     Failure::inconclusive(format!("{} did not end", arm.name))
                         .expected(format!("an end within {} s", deadline.as_secs()))
                         .hint("every request and scrape has a deadline of its own: read requests/ for the last one"),

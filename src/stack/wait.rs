@@ -71,6 +71,11 @@ impl Patience {
         self.count(Instant::now())
     }
 
+    /// What was counted so far.
+    pub fn counted(&self) -> Duration {
+        self.bound - self.left
+    }
+
     /// The whole budget.
     pub fn bound(&self) -> Duration {
         self.bound
@@ -81,6 +86,22 @@ impl Patience {
         self.last = now;
         self.left = self.left.saturating_sub(passed);
         self.left.is_zero()
+    }
+}
+
+/// What `work` gives, unless it takes longer than `bound` (see [`Patience`]: a process that is
+/// stopped, or a machine that stalls, is no time-out). What is there already always counts.
+pub async fn within<T>(bound: Duration, work: impl Future<Output = T>) -> Option<T> {
+    let mut patience = Patience::new(bound);
+    tokio::pin!(work);
+    loop {
+        let step = patience.left.min(Patience::STALL / 4);
+        if let Ok(done) = tokio::time::timeout(step, &mut work).await {
+            return Some(done);
+        }
+        if patience.spent() {
+            return None;
+        }
     }
 }
 
@@ -151,6 +172,17 @@ mod tests {
             Look::Failed("exit code 1")
         });
         assert_eq!(gave, Err(Gave::Failed("exit code 1")));
+    }
+
+    #[tokio::test]
+    async fn work_is_bounded_and_what_is_there_already_counts() {
+        use std::future::{pending, ready};
+        assert_eq!(
+            within(Duration::from_millis(30), pending::<()>()).await,
+            None
+        );
+        assert_eq!(within(Duration::from_secs(60), ready(7)).await, Some(7));
+        assert_eq!(within(Duration::ZERO, ready(7)).await, Some(7));
     }
 
     #[test]

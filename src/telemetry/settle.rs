@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use super::{Page, Series, kvcr};
 use crate::client::{RequestFailure, RequestFailureKind, Transport};
 use crate::failure::Failure;
+use crate::stack::wait::Patience;
 
 /// One page as it was fetched.
 #[derive(Clone, Debug)]
@@ -219,10 +220,13 @@ where
 {
     let start = Instant::now();
     let mut quiet = Quiet::new(settling);
+    // A stalled machine neither makes counters stand still nor uses patience up.
+    let mut patience = Patience::new(settling.deadline);
     let mut rounds = 0;
     loop {
+        let spent = patience.spent();
         // The time before the fetch: what is on the page was true at some moment after it.
-        let at = start.elapsed();
+        let at = patience.counted();
         rounds += 1;
         let status = match fetch().await {
             Ok(scrapes) => {
@@ -242,7 +246,7 @@ where
             }
             Err(failure) => failure.to_string(),
         };
-        if start.elapsed() >= settling.deadline {
+        if spent {
             return Err(Failure::inconclusive("the counters did not settle")
                 .expected(format_args!(
                     "no change within {} s",
@@ -264,8 +268,9 @@ pub async fn wait_for<T>(
     mut condition: impl FnMut(&Page) -> Result<T, String>,
 ) -> Result<(T, Scrape), Failure> {
     const INTERVAL: Duration = Duration::from_millis(100);
-    let start = Instant::now();
+    let mut patience = Patience::new(deadline);
     loop {
+        let spent = patience.spent();
         let status = match scraper.scrape(url).await {
             Ok(scrape) => match condition(&scrape.page) {
                 Ok(value) => return Ok((value, scrape)),
@@ -273,7 +278,7 @@ pub async fn wait_for<T>(
             },
             Err(failure) => failure.to_string(),
         };
-        if start.elapsed() >= deadline {
+        if spent {
             return Err(Failure::inconclusive(format!("{what} did not happen"))
                 .expected(format_args!("within {} s", deadline.as_secs_f64()))
                 .found(status));

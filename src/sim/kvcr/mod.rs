@@ -57,23 +57,6 @@ impl Lies<'_> {
 }
 
 /// What tests see of the counters.
-/// What `work` gives, unless it takes longer than `limit` of the time in which this process runs:
-/// a machine that stalls, or a process that is stopped, is no timeout.
-pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
-    const STEP: Duration = Duration::from_millis(10);
-    tokio::pin!(work);
-    let mut spent = Duration::ZERO;
-    while spent < limit {
-        let step = STEP.min(limit - spent);
-        if let Ok(done) = tokio::time::timeout(step, &mut work).await {
-            return Some(done);
-        }
-        // However late this is, the process can have used no more than the step.
-        spent += step;
-    }
-    None
-}
-
 #[cfg(test)]
 mod testing {
     use std::collections::BTreeMap;

@@ -14,10 +14,11 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::peer::{self, Answer, Ask, LONGEST_BODY, MOST_KEYS};
-use super::{Lies, Telemetry, within};
+use super::{Lies, Telemetry};
 use crate::sim::fault::{Fault, Faults, Part};
 use crate::sim::model::Key;
 use crate::sim::settings::Latency;
+use crate::stack::wait::within;
 
 /// What came of a fetch.
 #[derive(Clone, Debug, Eq, PartialEq)]
