@@ -237,11 +237,9 @@ impl Transport {
         // Not by the clock: a process that was stopped meanwhile still reads what has come.
         let outcome = wait::within(self.deadline, read(request))
             .await
-            .unwrap_or_else(|| {
-                Err(RequestFailureKind::Deadline {
-                    seconds: self.deadline.as_secs_f64(),
-                })
-            });
+            .unwrap_or(Err(RequestFailureKind::Deadline {
+                seconds: self.deadline.as_secs_f64(),
+            }));
         let wall_ms = start.elapsed().as_secs_f64() * 1e3;
         match outcome {
             Ok((status, body)) => Ok(Reply {
