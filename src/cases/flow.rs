@@ -1,6 +1,7 @@
 //! What a worker's counters must say when blocks flow in a certain way. Pure: a delta in, checks
 //! out. A story puts them together; several flows of one worker add up.
 
+use crate::client::Observation;
 use crate::failure::Class;
 use crate::geometry::Blocks;
 use crate::telemetry::kvcr::{CacheSource, Operation, PromptSource, Tier};
@@ -8,6 +9,12 @@ use crate::telemetry::{Counted, Delta, kvcr};
 use crate::verdict::Check;
 
 const BYTES_TO_PEER: &str = "bytes_to_peer";
+
+/// Blocks that an engine has filled when it has answered: the prompt's, and those that its own
+/// tokens complete. The last token is sampled, and not computed any more.
+pub(super) fn filled(seen: &Observation, blocks: Blocks) -> u64 {
+    blocks.full((seen.prompt_tokens + seen.completion_tokens).saturating_sub(1))
+}
 
 /// How one worker's blocks and tokens must have moved between two pages. Every field is exact.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]

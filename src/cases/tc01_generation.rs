@@ -5,6 +5,7 @@
 //! token. Text alone would pass if nothing were ever cached, so each arm also proves by counters
 //! that it really was what it claims.
 
+use super::flow::filled;
 use super::scene::Scene;
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
@@ -72,7 +73,7 @@ fn cold<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
             let seen = scene.ask(label, prompt, worker).await?;
             scene.answers_as_reference(label, &seen);
             scene.hit(&seen, 0..=0);
-            stored[worker] += blocks.full(seen.prompt_tokens);
+            stored[worker] += filled(&seen, blocks);
             computed[worker] += seen.prompt_tokens;
         }
         let deltas = scene.since(&before, "after").await?;

@@ -4,8 +4,8 @@
 //! The expected hit is what the reference engine reuses when it is asked the same prompts in the
 //! same order; arithmetic only says which counters must follow from it.
 
-use super::flow::Flow;
-use super::scene::Scene;
+use super::flow::{Flow, filled};
+use super::scene::{Deltas, Scene};
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
 use crate::failure::Failure;
@@ -48,6 +48,14 @@ fn stored_length(scene: &Scene<'_>) -> u64 {
     scene.tokens(BLOCKS) + scene.tokens(1) / 2
 }
 
+/// No worker but the first moved anything.
+fn others_are_idle(scene: &mut Scene<'_>, deltas: &Deltas) {
+    for worker in 1..scene.workers() {
+        let delta = deltas.worker(worker);
+        scene.checks(Flow::default().checks(worker, delta, scene.blocks()));
+    }
+}
+
 fn full<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
     Box::pin(async move {
         let blocks = scene.blocks();
@@ -62,7 +70,7 @@ fn full<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
         scene.hit(&first, 0..=0);
         let flow = Flow {
             computed: first.prompt_tokens,
-            stored: blocks.full(first.prompt_tokens),
+            stored: filled(&first, blocks),
             ..Flow::default()
         };
         scene.checks(flow.checks(0, stored.worker(0), blocks));
@@ -80,7 +88,7 @@ fn full<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
             ..Flow::default()
         };
         scene.checks(flow.checks(0, loaded.worker(0), blocks));
-        scene.checks(Flow::default().checks(1, loaded.worker(1), blocks));
+        others_are_idle(scene, &loaded);
         Ok(())
     })
 }
@@ -125,11 +133,11 @@ fn partial_prefix<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fail
             flow.computed += seen.prompt_tokens - hit;
             flow.delivered += blocks.full(hit);
             // What differs is new to the tier.
-            flow.stored += blocks.full(seen.prompt_tokens) - blocks.full(hit);
+            flow.stored += filled(&seen, blocks) - blocks.full(hit);
         }
         let loaded = scene.since(&before, "loaded").await?;
         scene.checks(flow.checks(0, loaded.worker(0), blocks));
-        scene.checks(Flow::default().checks(1, loaded.worker(1), blocks));
+        others_are_idle(scene, &loaded);
         Ok(())
     })
 }
@@ -162,11 +170,11 @@ fn absent<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
             scene.hit(&seen, 0..=0);
             scene.hit_as_reused(&seen, *reused);
             flow.computed += seen.prompt_tokens;
-            flow.stored += blocks.full(seen.prompt_tokens);
+            flow.stored += filled(&seen, blocks);
         }
         let asked = scene.since(&before, "asked").await?;
         scene.checks(flow.checks(0, asked.worker(0), blocks));
-        scene.checks(Flow::default().checks(1, asked.worker(1), blocks));
+        others_are_idle(scene, &asked);
         Ok(())
     })
 }

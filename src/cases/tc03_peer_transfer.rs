@@ -5,7 +5,7 @@
 //! claimed by both sides: what the target got is what the source wrote. Whatever else ended on
 //! either worker must have ended well.
 
-use super::flow::Flow;
+use super::flow::{Flow, filled};
 use super::scene::Scene;
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
@@ -63,6 +63,14 @@ async fn seed(
     seeds: &[(String, &Prompt)],
     worker: usize,
 ) -> Result<(), Failure> {
+    if scene.config().profile.kvcr.guard {
+        return Err(
+            Failure::environment("the router gives no hints where a state agent runs")
+                .expected("kvcr.guard = false: it hints no request that carries a cache salt there")
+                .found("kvcr.guard = true")
+                .hint("leave --guard out for this case"),
+        );
+    }
     let blocks = scene.blocks();
     let known = scene.router_events().await?;
     let mut stored = 0;
@@ -106,7 +114,8 @@ fn hinted_and_fresh<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fa
             computed: seen[0].prompt_tokens - hit + seen[1].prompt_tokens,
             fetched: moved,
             // A fetched block stays in the engine's caches; its own tier takes what it computed.
-            stored: blocks.full(seen[1].prompt_tokens),
+            stored: filled(&seen[0], blocks) - blocks.full(seen[0].prompt_tokens)
+                + filled(&seen[1], blocks),
             ..Flow::default()
         };
         let source = Flow {
@@ -142,7 +151,7 @@ fn partial_prefix_hint<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(),
         let target = Flow {
             computed: seen.prompt_tokens - hit,
             fetched: moved,
-            stored: blocks.full(seen.prompt_tokens) - moved,
+            stored: filled(&seen, blocks) - moved,
             ..Flow::default()
         };
         let source = Flow {
@@ -179,6 +188,7 @@ fn both_directions<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fai
             let hit = reused;
             flows[*target].computed += seen.prompt_tokens - hit;
             flows[*target].fetched += blocks.full(hit);
+            flows[*target].stored += filled(seen, blocks) - blocks.full(seen.prompt_tokens);
             flows[1 - *target].written += blocks.full(hit);
         }
         for (worker, flow) in flows.into_iter().enumerate() {
@@ -225,6 +235,7 @@ fn concurrent<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>
             let hit = reused;
             target.computed += seen.prompt_tokens - hit;
             target.fetched += blocks.full(hit);
+            target.stored += filled(seen, blocks) - blocks.full(seen.prompt_tokens);
             source.written += blocks.full(hit);
         }
         scene.checks(target.checks(1, deltas.worker(1), blocks));

@@ -9,6 +9,7 @@ use super::software::Prepared;
 use crate::cases::Arm;
 use crate::cases::scene::{Scene, Told};
 use crate::config::Config;
+use crate::config::profile::Request;
 use crate::environment::Installed;
 use crate::environment::progress::Reporter;
 use crate::evidence::result::{ArmResult, Pin, SCHEMA};
@@ -218,6 +219,8 @@ impl Runner {
             model_digest: installed.model_digest.clone(),
             engine: engine_name(installed),
             device_class: device_class(installed),
+            max_tokens: Some(self.config.profile.request.max_tokens)
+                .filter(|tokens| *tokens != Request::default().max_tokens),
         };
         let live: Pinned = told
             .answers

@@ -209,7 +209,12 @@ impl Local {
         let blueprint = self.blueprint.clone();
         let plan = self.plan.clone();
         let say = self.say.clone();
-        let tell = move |text: String| say(text);
+        // What is still missing when time is over.
+        let (last, missing) = watch::channel(String::new());
+        let tell = move |text: String| {
+            let _ = last.send(text.clone());
+            say(text);
+        };
         let mut ready = blueprint.ready(&plan, self.group, &tell);
         let mut tick = tokio::time::interval(Duration::from_millis(250));
         loop {
@@ -217,7 +222,12 @@ impl Local {
                 done = &mut ready => return done,
                 Some(at) = self.exits.1.recv() => return Err(self.explain_death(at)),
                 _ = tick.tick() => if bound.spent() {
-                    return Err(too_slow(bound.bound()));
+                    let mut failure = too_slow(bound.bound());
+                    let missing = missing.borrow().clone();
+                    failure.found = Some(missing).filter(|text| !text.is_empty());
+                    // Its directory is kept with the evidence.
+                    failure.log = self.children.first().map(|child| child.log.clone());
+                    return Err(failure);
                 },
             }
         }
@@ -428,7 +438,7 @@ fn from_outside(mut failure: Failure, name: &str, ending: Option<Ending>) -> Fai
 fn too_slow(bound: Duration) -> Failure {
     Failure::environment("the stack did not become ready in time")
         .expected(format!("ready within {} s", bound.as_secs()))
-        .hint("raise stack.bring_up_seconds, or look at the logs")
+        .hint("look at the logs of what was missing; if it was only slow, raise stack.bring_up_seconds (--bring-up)")
 }
 
 #[cfg(test)]

@@ -52,7 +52,7 @@ fn tell_settings(config: &Config, bindings: &Bindings, plan: &mut Plan) -> Resul
     let elsewhere = sim
         .faults
         .iter()
-        .find(|switch| !names.iter().any(|process| switch.reaches(process)));
+        .find(|switch| !names.iter().any(|process| switch.is_told_by(process)));
     if let Some(switch) = elsewhere {
         return Err(
             Failure::environment(format!("sim.faults: {switch} would be told by nobody"))

@@ -94,13 +94,11 @@ fn tell(state: &Path, which: &Which, switches: &[Switch]) -> Result<(), Failure>
         running.chain(["reference"])
     };
     for switch in switches {
-        if let Some(process) = &switch.process
-            && !names().any(|name| switch.reaches(name))
-        {
+        if !names().any(|name| switch.is_told_by(name)) {
             return Err(
                 Failure::environment(format!("{switch} would be told by nobody"))
                     .expected(format!("one of {}", names().collect::<Vec<_>>().join(", ")))
-                    .found(process),
+                    .found(switch.process.as_deref().unwrap_or("no such process")),
             );
         }
     }

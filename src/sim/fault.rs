@@ -32,6 +32,18 @@ pub enum Part {
     Agent,
 }
 
+impl Part {
+    /// Whether the process that the plan calls `process` is such a one.
+    fn is(self, process: &str) -> bool {
+        match self {
+            Self::Engine => process.starts_with("worker") || process == "reference",
+            Self::Frontend => process == "frontend",
+            Self::Service => process.starts_with("service"),
+            Self::Agent => process == "state-agent",
+        }
+    }
+}
+
 /// A row of the catalogue.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
@@ -74,9 +86,14 @@ pub struct Switch {
 }
 
 impl Switch {
-    /// Whether the process of this name tells it.
+    /// Whether the process that the plan calls so would tell it: it is meant, and its part can.
     #[must_use]
-    pub fn reaches(&self, process: &str) -> bool {
+    pub fn is_told_by(&self, process: &str) -> bool {
+        self.fault.entry().part.is(process) && self.reaches(process)
+    }
+
+    /// Whether the process of this name is meant.
+    fn reaches(&self, process: &str) -> bool {
         match self.process.as_deref() {
             None => true,
             Some(wanted) => match wanted.strip_suffix('*') {
@@ -106,9 +123,12 @@ impl FromStr for Switch {
     fn from_str(text: &str) -> Result<Self, String> {
         let (rest, times) = match text.split_once('#') {
             Some((rest, times)) => {
-                let times = times
-                    .parse()
-                    .map_err(|_| format!("{text:?}: how often is a number, as in name#2"))?;
+                let times: u32 = times.parse().unwrap_or(0);
+                if times == 0 {
+                    return Err(format!(
+                        "{text:?}: how often is a number from 1, as in name#2"
+                    ));
+                }
                 (rest, Some(times))
             }
             None => (text, None),
@@ -294,7 +314,10 @@ mod tests {
         assert!(faults.tell(Fault::CorruptBlock));
         assert!(!faults.tell(Fault::CorruptBlock));
         let workers: Switch = "corrupt_block@worker*".parse().unwrap();
-        assert!(workers.reaches("worker1") && !workers.reaches("reference"));
+        assert!(workers.is_told_by("worker1") && !workers.is_told_by("reference"));
+        let lost: Switch = "corrupt_block@frontend".parse().unwrap();
+        assert!(!lost.is_told_by("frontend"));
+        assert!("corrupt_block#0".parse::<Switch>().is_err());
     }
 
     #[test]
