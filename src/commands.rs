@@ -73,7 +73,7 @@ struct Held {
 
 /// Brings the stack up for the command `case`.
 fn hold(config: &Config, case: &str, mode: Mode) -> Result<Held, Ended> {
-    let mut reporter = progress::reporter();
+    let mut reporter = progress::reporter_of(config.profile.engine.kind.is_simulated());
     let installed = environment::ensure(&config.profile, &config.paths.cache, reporter.as_mut())?;
     let prepared = software::prepare(config, installed)?;
     let spec = &prepared.spec;

@@ -151,7 +151,7 @@ fn trials(
                     return Err(failed(failure));
                 }
                 let result = runner
-                    .run(arm, progress::reporter().as_mut())
+                    .run(arm, progress::reporter_of(simulated).as_mut())
                     .map_err(failed)?;
                 arm::message(&result).map_or(Ok(()), |message| Err(message.into()))
             })

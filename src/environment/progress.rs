@@ -29,6 +29,31 @@ pub fn reporter() -> Box<dyn Reporter + Send> {
     }
 }
 
+/// The same for a stack that may be simulated: then every line is marked.
+pub fn reporter_of(simulated: bool) -> Box<dyn Reporter + Send> {
+    match simulated {
+        true => Box::new(Marked(reporter())),
+        false => reporter(),
+    }
+}
+
+/// Marks every line as a simulated stack's.
+struct Marked(Box<dyn Reporter + Send>);
+
+impl Reporter for Marked {
+    fn step(&mut self, text: &str) {
+        self.0.step(&format!("[sim] {text}"));
+    }
+
+    fn note(&mut self, text: &str) {
+        self.0.note(&format!("[sim] {text}"));
+    }
+
+    fn done(&mut self, text: &str) {
+        self.0.done(&format!("[sim] {text}"));
+    }
+}
+
 /// Says nothing.
 #[derive(Debug, Default)]
 pub struct Silent;

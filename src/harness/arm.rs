@@ -15,6 +15,7 @@ use crate::environment::progress::Reporter;
 use crate::evidence::result::{ArmResult, Pin, SCHEMA};
 use crate::evidence::{ArmDir, host};
 use crate::failure::{Class, Failure};
+use crate::sim::settings;
 use crate::sim::{NOTICE, model::SEMANTICS};
 use crate::snapshot::{self, Comparison, PinKey, Pinned, Update};
 use crate::stack::deaths::Living;
@@ -114,6 +115,14 @@ impl Runner {
         let outcome = self.tell(arm, &mut scene, &lease);
         act.told = scene.told().clone();
         act.told.timings.lease = lease_wait;
+        let lies = settings::told(&lease.stack().plan);
+        if !lies.is_empty() {
+            let lies: Vec<String> = lies.iter().map(ToString::to_string).collect();
+            act.told.notes.push(format!(
+                "the simulated stack is told to lie: {}",
+                lies.join(", ")
+            ));
+        }
         act.broken = match outcome {
             Ok(()) => lease.broken(),
             Err(_) => living.broken(&lease),

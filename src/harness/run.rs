@@ -70,7 +70,7 @@ pub fn run(
     if engine.is_simulated() {
         eprintln!("{NOTICE}");
     }
-    let mut reporter = progress::reporter();
+    let mut reporter = progress::reporter_of(engine.is_simulated());
     let prepared = environment::ensure(&config.profile, &config.paths.cache, reporter.as_mut())
         .and_then(|installed| software::prepare(&config, installed));
     if prepared.is_ok() {
@@ -82,8 +82,10 @@ pub fn run(
         && let Ok(plan) = prepared.blueprint.canonical_plan()
     {
         eprintln!(
-            "discovery: {} ({})",
-            plan.discovery.backend, plan.discovery.reason
+            "{}discovery: {} ({})",
+            table::mark(engine),
+            plan.discovery.backend,
+            plan.discovery.reason
         );
     }
     let runner = Runner {
@@ -100,10 +102,13 @@ pub fn run(
         if runner.interrupt.cause().is_some() {
             break;
         }
-        match runner.run(arm, progress::reporter().as_mut()) {
+        match runner.run(arm, progress::reporter_of(engine.is_simulated()).as_mut()) {
             Ok(result) => {
                 if let Some(message) = arm::message(&result) {
                     eprintln!("{}: {message}", table::marked(engine, arm.name));
+                }
+                if let Some(lost) = lost_between(results.last(), &result) {
+                    eprintln!("{}note: {lost}", table::mark(engine));
                 }
                 results.push(result);
             }
@@ -116,7 +121,7 @@ pub fn run(
     conclude(&runner, &results, began, software);
     if results.len() < chosen.len() {
         let rest: Vec<&str> = chosen[results.len()..].iter().map(|arm| arm.name).collect();
-        println!("not run: {}", rest.join(", "));
+        println!("{}not run: {}", table::mark(engine), rest.join(", "));
     }
     if runner.interrupt.cause() == Some(Cause::Interrupt) {
         super::stop(&runner);
@@ -129,6 +134,20 @@ pub fn run(
         ExitCode::SUCCESS
     } else {
         ExitCode::from(FAILED)
+    })
+}
+
+/// That the stack of the arm before ended while nobody held it: no arm can be blamed for it, and
+/// nobody would hear of it.
+fn lost_between(before: Option<&ArmResult>, now: &ArmResult) -> Option<String> {
+    let (before, stack) = (before?, now.stack.as_ref()?);
+    let earlier = before.stack.as_ref()?;
+    let unnoticed = before.failure.is_none() && earlier.generation != stack.generation;
+    unnoticed.then(|| {
+        format!(
+            "the stack ended between {} and {} (generation {}, then {}); its supervisor.log says why",
+            before.name, now.name, earlier.generation, stack.generation
+        )
     })
 }
 
@@ -171,11 +190,12 @@ fn conclude(runner: &Runner, results: &[ArmResult], began: Instant, software: f6
     if let Err(failure) = write_json(&folder.join("run.json"), &document) {
         eprintln!("{failure}");
     }
-    println!("evidence: {}", folder.display());
+    let mark = table::mark(runner.config.profile.engine.kind);
+    println!("{mark}evidence: {}", folder.display());
     let up = results.last().is_some_and(|result| result.stack.is_some());
     if up && runner.interrupt.cause().is_none() {
         println!(
-            "the stack stays warm for {} s; `kvcr-phase1 down` stops it now",
+            "{mark}the stack stays warm for {} s; `kvcr-phase1 down` stops it now",
             runner.config.profile.stack.keep_seconds
         );
     }

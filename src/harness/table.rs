@@ -37,13 +37,19 @@ pub fn verdicts(results: &[ArmResult], width: u16) -> String {
     table.to_string()
 }
 
+/// What every line of the simulated stack begins with; nothing for the product.
+#[must_use]
+pub fn mark(engine: EngineKind) -> &'static str {
+    match engine {
+        EngineKind::Vllm => "",
+        EngineKind::Sim => "[sim] ",
+    }
+}
+
 /// The name of an arm, marked where the simulated stack was judged.
 #[must_use]
 pub fn marked(engine: EngineKind, name: &str) -> String {
-    match engine {
-        EngineKind::Vllm => name.to_owned(),
-        EngineKind::Sim => format!("[sim] {name}"),
-    }
+    format!("{}{name}", mark(engine))
 }
 
 /// Why an arm did not pass, in one line.

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::fault::Switch;
+use super::fault::{Switch, parse_file};
+use crate::plan::Plan;
 
 /// The variable that holds [`Settings`]. Its absence means defaults and no faults.
 pub const VARIABLE: &str = "KVCR_SIM";
@@ -37,6 +38,25 @@ impl Settings {
     /// What is wrong with the document.
     pub fn parse(text: &str) -> Result<Self, String> {
         serde_json::from_str(text).map_err(|error| format!("{VARIABLE} is not settings: {error}"))
+    }
+}
+
+/// The lies that the processes of `plan` tell now: those of a control file, or else of the profile.
+/// Empty for a stack that is not simulated.
+#[must_use]
+pub fn told(plan: &Plan) -> Vec<Switch> {
+    let texts = plan
+        .processes
+        .iter()
+        .filter_map(|process| process.env.get(VARIABLE));
+    let settings = texts.filter_map(|text| Settings::parse(text).ok()).next();
+    let Some(settings) = settings else {
+        return Vec::new();
+    };
+    let file = settings.faults_file.as_ref();
+    match file.and_then(|file| std::fs::read_to_string(file).ok()) {
+        Some(text) => parse_file(&text).unwrap_or_default(),
+        None => settings.faults,
     }
 }
 
@@ -108,6 +128,17 @@ mod tests {
         };
         let text = serde_json::to_string(&settings).unwrap();
         assert_eq!(Settings::parse(&text).unwrap(), settings);
+    }
+
+    #[test]
+    fn what_a_stack_is_told_can_be_read_from_its_plan() {
+        use crate::config::testing::{cpu, sim};
+        use crate::plan::testing::{canonical, installed, simulated};
+        let lies = |args: &[&str]| told(&canonical(&sim(args), &simulated()).unwrap());
+        assert_eq!(lies(&[]), []);
+        let lie: Switch = "corrupt_block@worker0".parse().unwrap();
+        assert_eq!(lies(&["--sim-faults", "corrupt_block@worker0"]), [lie]);
+        assert_eq!(told(&canonical(&cpu(&[]), &installed()).unwrap()), []);
     }
 
     #[test]
