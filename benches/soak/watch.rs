@@ -34,7 +34,8 @@ pub(crate) fn growth(stacks: &[Vec<u64>]) -> String {
     }
 }
 
-/// Processes, shared memory, sockets and temporary files that could be ours.
+/// Processes, shared memory, sockets and temporary files of ours. A port is open only as long as a
+/// process holds it.
 #[derive(Debug)]
 pub(crate) struct Left(BTreeSet<String>);
 
@@ -53,17 +54,22 @@ impl Left {
                 found.insert(format!("process {}", process.pid));
             }
         }
+        // Named after the stacks of our state directory; other people's are theirs.
+        let stacks: Vec<String> = fs::read_dir(files.join("s"))
+            .into_iter()
+            .flatten()
+            .filter_map(Result::ok)
+            .map(|stack| stack.file_name().to_string_lossy().into_owned())
+            .collect();
         for entry in fs::read_dir("/dev/shm")?.filter_map(Result::ok) {
-            found.insert(entry.path().display().to_string());
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if stacks.iter().any(|stack| name.contains(stack.as_str())) {
+                found.insert(format!("/dev/shm/{name}"));
+            }
         }
         // Its `TMPDIR` too.
         let inside = fs::read_dir(files)?.filter_map(Result::ok);
         found.extend(inside.map(|entry| format!("inside: {}", entry.file_name().display())));
-        for socket in procfs::net::tcp()? {
-            if socket.state == procfs::net::TcpState::Listen {
-                found.insert(format!("listener {}", socket.local_address));
-            }
-        }
         for socket in procfs::net::unix()?.into_iter().filter_map(|one| one.path) {
             if socket.starts_with(files) {
                 found.insert(format!("socket {}", socket.display()));
