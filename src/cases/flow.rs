@@ -1,6 +1,8 @@
 //! What a worker's counters must say when blocks flow in a certain way. Pure: a delta in, checks
 //! out. A story puts them together; several flows of one worker add up.
 
+use std::ops::AddAssign;
+
 use crate::client::Observation;
 use crate::failure::Class;
 use crate::geometry::Blocks;
@@ -21,8 +23,6 @@ pub(super) fn filled(seen: &Observation, blocks: Blocks) -> u64 {
 pub(super) struct Flow {
     /// Prompt tokens that were computed.
     pub(super) computed: u64,
-    /// Prompt tokens that came from the device cache.
-    pub(super) device: u64,
     /// Blocks that KVCR's own tier took in.
     pub(super) stored: u64,
     /// Blocks that KVCR's own tier gave to the engine.
@@ -33,7 +33,55 @@ pub(super) struct Flow {
     pub(super) written: u64,
 }
 
+impl AddAssign for Flow {
+    fn add_assign(&mut self, other: Self) {
+        self.computed += other.computed;
+        self.stored += other.stored;
+        self.delivered += other.delivered;
+        self.fetched += other.fetched;
+        self.written += other.written;
+    }
+}
+
 impl Flow {
+    /// A request that nothing was found for: all of it is computed, and what it fills is stored.
+    pub(super) fn cold(seen: &Observation, blocks: Blocks) -> Self {
+        Self::beyond(seen, 0, blocks)
+    }
+
+    /// A request of which KVCR's own tier gave the first `hit` tokens.
+    pub(super) fn delivered(seen: &Observation, hit: u64, blocks: Blocks) -> Self {
+        Self {
+            delivered: blocks.full(hit),
+            ..Self::beyond(seen, hit, blocks)
+        }
+    }
+
+    /// A request of which a peer gave the first `hit` tokens. A fetched block stays in the
+    /// engine's caches; its own tier takes what it computed.
+    pub(super) fn fetched(seen: &Observation, hit: u64, blocks: Blocks) -> Self {
+        Self {
+            fetched: blocks.full(hit),
+            ..Self::beyond(seen, hit, blocks)
+        }
+    }
+
+    /// The other side of [`Self::fetched`].
+    pub(super) fn written(hit: u64, blocks: Blocks) -> Self {
+        Self {
+            written: blocks.full(hit),
+            ..Self::default()
+        }
+    }
+
+    fn beyond(seen: &Observation, hit: u64, blocks: Blocks) -> Self {
+        Self {
+            computed: seen.prompt_tokens - hit,
+            stored: filled(seen, blocks) - blocks.full(hit),
+            ..Self::default()
+        }
+    }
+
     /// A check for every counter that has to do with the flow of `worker`.
     pub(super) fn checks(self, worker: usize, delta: &Delta, blocks: Blocks) -> Vec<Check> {
         let outside = self.delivered + self.fetched;
@@ -45,7 +93,7 @@ impl Flow {
             ),
             (
                 "tokens_from_device",
-                self.device,
+                0,
                 kvcr::prompt_tokens(delta, PromptSource::LocalCacheHit),
             ),
             (

@@ -4,7 +4,7 @@
 //! The expected hit is what the reference engine reuses when it is asked the same prompts in the
 //! same order; arithmetic only says which counters must follow from it.
 
-use super::flow::{Flow, filled};
+use super::flow::Flow;
 use super::scene::{Deltas, Scene};
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
@@ -68,11 +68,7 @@ fn full<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
         let stored = scene.since(&before, "stored").await?;
         scene.answers_as_reference("prompt", &first);
         scene.hit(&first, 0..=0);
-        let flow = Flow {
-            computed: first.prompt_tokens,
-            stored: filled(&first, blocks),
-            ..Flow::default()
-        };
+        let flow = Flow::cold(&first, blocks);
         scene.checks(flow.checks(0, stored.worker(0), blocks));
 
         scene.evict(0, BLOCKS).await?;
@@ -81,11 +77,10 @@ fn full<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
         let loaded = scene.since(&before, "loaded").await?;
         scene.answers_as_reference("prompt", &again);
         scene.hit_as_reused(&again, reused);
-        let hit = reused;
+        // Nothing new: its own tier holds what the first answer filled.
         let flow = Flow {
-            computed: again.prompt_tokens - hit,
-            delivered: blocks.full(hit),
-            ..Flow::default()
+            stored: 0,
+            ..Flow::delivered(&again, reused, blocks)
         };
         scene.checks(flow.checks(0, loaded.worker(0), blocks));
         others_are_idle(scene, &loaded);
@@ -129,11 +124,7 @@ fn partial_prefix<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fail
             let seen = scene.ask(label, asked, 0).await?;
             scene.answers_as_reference(label, &seen);
             scene.hit_as_reused(&seen, *reused);
-            let hit = *reused;
-            flow.computed += seen.prompt_tokens - hit;
-            flow.delivered += blocks.full(hit);
-            // What differs is new to the tier.
-            flow.stored += filled(&seen, blocks) - blocks.full(hit);
+            flow += Flow::delivered(&seen, *reused, blocks);
         }
         let loaded = scene.since(&before, "loaded").await?;
         scene.checks(flow.checks(0, loaded.worker(0), blocks));
@@ -169,8 +160,7 @@ fn absent<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
             scene.answers_as_reference(label, &seen);
             scene.hit(&seen, 0..=0);
             scene.hit_as_reused(&seen, *reused);
-            flow.computed += seen.prompt_tokens;
-            flow.stored += filled(&seen, blocks);
+            flow += Flow::cold(&seen, blocks);
         }
         let asked = scene.since(&before, "asked").await?;
         scene.checks(flow.checks(0, asked.worker(0), blocks));

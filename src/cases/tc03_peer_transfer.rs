@@ -5,7 +5,7 @@
 //! claimed by both sides: what the target got is what the source wrote. Whatever else ended on
 //! either worker must have ended well.
 
-use super::flow::{Flow, filled};
+use super::flow::Flow;
 use super::scene::Scene;
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
@@ -108,20 +108,9 @@ fn hinted_and_fresh<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fa
             seen[0].wall_ms, seen[1].wall_ms
         ));
 
-        let hit = reused;
-        let moved = blocks.full(hit);
-        let target = Flow {
-            computed: seen[0].prompt_tokens - hit + seen[1].prompt_tokens,
-            fetched: moved,
-            // A fetched block stays in the engine's caches; its own tier takes what it computed.
-            stored: filled(&seen[0], blocks) - blocks.full(seen[0].prompt_tokens)
-                + filled(&seen[1], blocks),
-            ..Flow::default()
-        };
-        let source = Flow {
-            written: moved,
-            ..Flow::default()
-        };
+        let mut target = Flow::fetched(&seen[0], reused, blocks);
+        target += Flow::cold(&seen[1], blocks);
+        let source = Flow::written(reused, blocks);
         scene.checks(target.checks(1, deltas.worker(1), blocks));
         scene.checks(source.checks(0, deltas.worker(0), blocks));
         Ok(())
@@ -146,18 +135,8 @@ fn partial_prefix_hint<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(),
         scene.answers_as_reference("asked", &seen);
         scene.hit_as_reused(&seen, reused[1]);
 
-        let hit = reused[1];
-        let moved = blocks.full(hit);
-        let target = Flow {
-            computed: seen.prompt_tokens - hit,
-            fetched: moved,
-            stored: filled(&seen, blocks) - moved,
-            ..Flow::default()
-        };
-        let source = Flow {
-            written: moved,
-            ..Flow::default()
-        };
+        let target = Flow::fetched(&seen, reused[1], blocks);
+        let source = Flow::written(reused[1], blocks);
         scene.checks(target.checks(1, deltas.worker(1), blocks));
         scene.checks(source.checks(0, deltas.worker(0), blocks));
         Ok(())
@@ -185,11 +164,8 @@ fn both_directions<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fai
             let reused = scene.reference_reused(label)?;
             scene.answers_as_reference(label, seen);
             scene.hit_as_reused(seen, reused);
-            let hit = reused;
-            flows[*target].computed += seen.prompt_tokens - hit;
-            flows[*target].fetched += blocks.full(hit);
-            flows[*target].stored += filled(seen, blocks) - blocks.full(seen.prompt_tokens);
-            flows[1 - *target].written += blocks.full(hit);
+            flows[*target] += Flow::fetched(seen, reused, blocks);
+            flows[1 - *target] += Flow::written(reused, blocks);
         }
         for (worker, flow) in flows.into_iter().enumerate() {
             scene.checks(flow.checks(worker, deltas.worker(worker), blocks));
@@ -232,11 +208,8 @@ fn concurrent<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>
             let reused = scene.reference_reused(label)?;
             scene.answers_as_reference(label, seen);
             scene.hit_as_reused(seen, reused);
-            let hit = reused;
-            target.computed += seen.prompt_tokens - hit;
-            target.fetched += blocks.full(hit);
-            target.stored += filled(seen, blocks) - blocks.full(seen.prompt_tokens);
-            source.written += blocks.full(hit);
+            target += Flow::fetched(seen, reused, blocks);
+            source += Flow::written(reused, blocks);
         }
         scene.checks(target.checks(1, deltas.worker(1), blocks));
         scene.checks(source.checks(0, deltas.worker(0), blocks));

@@ -97,7 +97,7 @@ pub fn run(
     };
 
     let mut results: Vec<ArmResult> = Vec::new();
-    let chosen: Vec<&'static Arm> = select::arms(&all, filters).into_iter().collect();
+    let chosen = select::arms(&all, filters);
     for arm in &chosen {
         if runner.interrupt.cause().is_some() {
             break;

@@ -309,6 +309,7 @@ async fn next(stream: &mut BufReader<TcpStream>) -> Option<KvEvent> {
 
 #[cfg(test)]
 mod tests {
+    use crate::sim::discovery::tests::registration;
     use tokio::io::AsyncWriteExt;
 
     use super::*;
@@ -323,18 +324,10 @@ mod tests {
         async fn new(dir: &std::path::Path, id: u64, owner: &str, control: &str) -> Self {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let registration = Registration {
-                instance_id: id,
-                namespace: "dynamo".into(),
-                component: "backend".into(),
-                model: "tiny".into(),
-                block_tokens: 8,
-                max_model_len: 64,
-                vocabulary: 1024,
-                role: Role::Aggregated,
-                request_address: "127.0.0.1:1".into(),
                 events_address: Some(listener.local_addr().unwrap().to_string()),
                 control: Some(control.into()),
                 owner: Some(owner.into()),
+                ..registration(id)
             };
             let registered = Registered::publish(dir, &registration).unwrap();
             let (stream, _) = listener.accept().await.unwrap();

@@ -122,7 +122,7 @@ fn read(path: &Path) -> io::Result<(Registration, bool)> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::sim::wire::Role;
 

@@ -5,6 +5,7 @@ use std::io;
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use rustix::time::{ClockId, clock_gettime};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::fault::Faults;
@@ -28,17 +29,24 @@ pub(crate) fn settings() -> Result<(Settings, Arc<Faults>), String> {
         Some(text) => Settings::parse(&text)?,
         None => Settings::default(),
     };
-    let faults = Faults::new(
-        &settings.process,
-        settings.faults.clone(),
-        settings.faults_file.clone(),
-    );
-    Ok((settings, Arc::new(faults)))
+    let faults = Arc::new(Faults::of(&settings));
+    Ok((settings, faults))
+}
+
+/// The first line of every simulated process.
+pub(crate) fn announce(module: &str) {
+    println!("kvcr-phase1 sim: {module} (simulated; proves the harness, never the product)");
+}
+
+/// Nanoseconds of a clock; of `Monotonic`, every process of a host has the same.
+pub(crate) fn nanos(clock: ClockId) -> i64 {
+    let now = clock_gettime(clock);
+    now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
 /// Runs `process` as `module` on one thread, until it ends. What it gives is the exit code.
 pub(crate) fn run(module: &str, process: impl Future<Output = ExitCode>) -> ExitCode {
-    println!("kvcr-phase1 sim: {module} (simulated; proves the harness, never the product)");
+    announce(module);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build();

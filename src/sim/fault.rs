@@ -17,6 +17,7 @@ use std::time::SystemTime;
 
 use serde::{Deserialize, Serialize};
 
+use super::settings::Settings;
 pub use catalogue::{CATALOGUE, Fault};
 
 /// Who can tell a lie.
@@ -211,6 +212,16 @@ impl Faults {
             initial,
             state: Mutex::default(),
         }
+    }
+
+    /// The faults that a process's settings name.
+    #[must_use]
+    pub fn of(settings: &Settings) -> Self {
+        Self::new(
+            &settings.process,
+            settings.faults.clone(),
+            settings.faults_file.clone(),
+        )
     }
 
     /// Whether `fault` is switched on here and not used up. Says nothing was told.

@@ -87,6 +87,17 @@ pub struct Key {
     pub group: Group,
 }
 
+impl Key {
+    /// The attention page of a block.
+    #[must_use]
+    pub fn attention(block: u64) -> Self {
+        Self {
+            block,
+            group: Group::Attention,
+        }
+    }
+}
+
 /// Hashes of the prefixes of `tokens` that end with each full block. Two prompts share a hash
 /// exactly as far as they share tokens and salt.
 #[must_use]

@@ -47,28 +47,8 @@ pub(crate) const ROWS: &[Row] = &[
         (BOTH, Product, "cached_tokens[of_worker0.seed]"),
         (CONCURRENT, Product, "cached_tokens[hinted0.seed]"),
     ]).again(),
-    row("hit_beyond_reference@worker*", &[
-        (WARM_DEVICE, Product, "hit_as_reference_reuses[warm]"),
-        (WARM_TIER, Product, "hit_as_reference_reuses[warm]"),
-        (BOUNDARY, Product, "cached_tokens[one_short.warm]"),
-        (FULL, Product, "hit_as_reference_reuses[load]"),
-        (PREFIX, Product, "hit_as_reference_reuses[one_short]"),
-        (HINTED, Product, "hit_as_reference_reuses[hinted]"),
-        (SHARED, Product, "hit_as_reference_reuses[asked]"),
-        (BOTH, Product, "hit_as_reference_reuses[of_worker0]"),
-        (CONCURRENT, Product, "hit_as_reference_reuses[hinted0]"),
-    ]),
-    row("hit_too_short@worker*", &[
-        (WARM_DEVICE, Product, "hit_as_reference_reuses[warm]"),
-        (WARM_TIER, Product, "hit_as_reference_reuses[warm]"),
-        (BOUNDARY, Product, "cached_tokens[one_short.warm]"),
-        (FULL, Product, "hit_as_reference_reuses[load]"),
-        (PREFIX, Product, "hit_as_reference_reuses[one_short]"),
-        (HINTED, Product, "hit_as_reference_reuses[hinted]"),
-        (SHARED, Product, "hit_as_reference_reuses[asked]"),
-        (BOTH, Product, "hit_as_reference_reuses[of_worker0]"),
-        (CONCURRENT, Product, "hit_as_reference_reuses[hinted0]"),
-    ]),
+    row("hit_beyond_reference@worker*", EVERY_HIT),
+    row("hit_too_short@worker*", EVERY_HIT),
     row("tier_never_hits@worker*", OWN_TIER_HIT),
     row("fill_lost@worker*", &[
         (WARM_TIER, Product, "hit_as_reference_reuses[warm]"),
@@ -130,12 +110,7 @@ pub(crate) const ROWS: &[Row] = &[
     // Transfers between peers.
     row("corrupt_transfer@worker*", PEER_TEXT),
     row("short_transfer@worker*", PEER_TEXT),
-    row("duplicated_transfer@worker*", &[
-        (HINTED, Product, "blocks_to_peer[worker0]"),
-        (SHARED, Product, "blocks_to_peer[worker0]"),
-        (BOTH, Product, "blocks_to_peer[worker0]"),
-        (CONCURRENT, Product, "blocks_to_peer[worker0]"),
-    ]),
+    row("duplicated_transfer@worker*", SOURCE_BLOCKS),
     row("hint_ignored@worker*", PEER_HIT),
     row("partial_as_success@worker*", &[
         (HINTED, Product, "tier_bytes_and_delivered_blocks_agree[worker1.asked]"),
@@ -143,12 +118,7 @@ pub(crate) const ROWS: &[Row] = &[
         (BOTH, Product, "tier_bytes_and_delivered_blocks_agree[worker0.asked]"),
         (CONCURRENT, Product, "tier_bytes_and_delivered_blocks_agree[worker1.asked]"),
     ]),
-    row("success_without_transfer@worker*", &[
-        (HINTED, Product, "blocks_to_peer[worker0]"),
-        (SHARED, Product, "blocks_to_peer[worker0]"),
-        (BOTH, Product, "blocks_to_peer[worker0]"),
-        (CONCURRENT, Product, "blocks_to_peer[worker0]"),
-    ]),
+    row("success_without_transfer@worker*", SOURCE_BLOCKS),
     row("bytes_mismatch@worker*", &[
         (HINTED, Product, "bytes_to_peer[worker0]"),
         (SHARED, Product, "bytes_to_peer[worker0]"),

@@ -189,6 +189,18 @@ const OWN_TIER_HIT: &[Red] = &[
     (FULL, Product, "hit_as_reference_reuses[load]"),
     (PREFIX, Product, "hit_as_reference_reuses[one_short]"),
 ];
+/// A hit is not the one that the reference reuses, wherever there is one.
+const EVERY_HIT: &[Red] = &[
+    (WARM_DEVICE, Product, "hit_as_reference_reuses[warm]"),
+    (WARM_TIER, Product, "hit_as_reference_reuses[warm]"),
+    (BOUNDARY, Product, "cached_tokens[one_short.warm]"),
+    (FULL, Product, "hit_as_reference_reuses[load]"),
+    (PREFIX, Product, "hit_as_reference_reuses[one_short]"),
+    (HINTED, Product, "hit_as_reference_reuses[hinted]"),
+    (SHARED, Product, "hit_as_reference_reuses[asked]"),
+    (BOTH, Product, "hit_as_reference_reuses[of_worker0]"),
+    (CONCURRENT, Product, "hit_as_reference_reuses[hinted0]"),
+];
 /// The text is wrong where a peer gave blocks.
 const PEER_TEXT: &[Red] = &[
     (HINTED, Product, "tokens_equal_reference[hinted]"),
@@ -253,6 +265,13 @@ macro_rules! of_requests {
         ]
     };
 }
+/// The source did not write what its target got.
+const SOURCE_BLOCKS: &[Red] = &[
+    (HINTED, Product, "blocks_to_peer[worker0]"),
+    (SHARED, Product, "blocks_to_peer[worker0]"),
+    (BOTH, Product, "blocks_to_peer[worker0]"),
+    (CONCURRENT, Product, "blocks_to_peer[worker0]"),
+];
 /// Tokens of the prompt, by where they came from, are not what the arm claims.
 const TOKENS_BY_SOURCE: &[Red] = &[
     (COLD, Product, "every_token_computed[worker0]"),

@@ -28,7 +28,6 @@ fn failed(flow: Flow, after: &Page) -> Vec<(String, Class)> {
 
 const WRITTEN: Flow = Flow {
     computed: 0,
-    device: 0,
     stored: 0,
     delivered: 0,
     fetched: 0,

@@ -36,7 +36,6 @@ use std::time::{Duration, Instant};
 use axum::serve::ListenerExt;
 use clap::Parser;
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Notify;
 
 use self::engine::BuiltIn;
@@ -45,11 +44,11 @@ use self::metrics::Metrics;
 use self::stream::WriteLog;
 use self::tokenizer::Tokenizer;
 use super::discovery::Watch;
+use super::entry;
 use super::fault::Faults;
 use super::model::Shape;
-use super::settings::{self, Settings};
+use super::settings::Settings;
 use super::wire::{Registration, Role};
-use crate::config::{EnvSource, ProcessEnv};
 
 /// The front door's own instance id. Nothing is told apart by it: there is one.
 const OWN_ID: u64 = 0x05ee_d0f0_2071_4e7d;
@@ -110,14 +109,9 @@ impl Door {
         metrics: Arc<Metrics>,
         built_in: Option<BuiltIn>,
     ) -> io::Result<Self> {
-        let faults = settings.faults.clone();
         let log = settings.write_log.as_deref().map(WriteLog::open);
         Ok(Self {
-            faults: Arc::new(Faults::new(
-                &settings.process,
-                faults,
-                settings.faults_file.clone(),
-            )),
+            faults: Arc::new(Faults::of(settings)),
             http: reqwest::Client::builder()
                 .no_proxy()
                 .build()
@@ -140,13 +134,13 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(flags) => flags,
         Err(code) => return code,
     };
-    println!("kvcr-phase1 sim: dynamo.frontend (simulated; proves the harness, never the product)");
+    entry::announce("dynamo.frontend");
     let settings = match read_settings() {
         Ok(settings) => settings,
         Err(code) => return code,
     };
-    let backend = variable("DYN_DISCOVERY_BACKEND").unwrap_or_default();
-    let folder = variable("DYN_FILE_KV").map(PathBuf::from);
+    let backend = entry::variable("DYN_DISCOVERY_BACKEND").unwrap_or_default();
+    let folder = entry::variable("DYN_FILE_KV").map(PathBuf::from);
     let Some(folder) = folder.filter(|_| backend != "etcd") else {
         eprintln!("Exception: the simulated stack is discovered through files: DYN_FILE_KV");
         return ExitCode::FAILURE;
@@ -175,7 +169,7 @@ pub fn serve(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(flags) => flags,
         Err(code) => return code,
     };
-    println!("kvcr-phase1 sim: serve (simulated; proves the harness, never the product)");
+    entry::announce("serve");
     let settings = match read_settings() {
         Ok(settings) => settings,
         Err(code) => return code,
@@ -216,15 +210,9 @@ fn parse<F: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<F, ExitC
     })
 }
 
-fn variable(name: &str) -> Option<String> {
-    ProcessEnv.var(name)?.into_string().ok()
-}
-
 fn read_settings() -> Result<Settings, ExitCode> {
-    let Some(text) = variable(settings::VARIABLE) else {
-        return Ok(Settings::default());
-    };
-    Settings::parse(&text).map_err(|why| {
+    let read = entry::settings().map(|(settings, _)| settings);
+    read.map_err(|why| {
         eprintln!("{why}");
         ExitCode::from(2)
     })
@@ -268,12 +256,9 @@ fn start(door: io::Result<Door>, host: &str, port: u16) -> ExitCode {
 
 /// Serves until SIGTERM, or until it is to die.
 async fn run(door: Arc<Door>, listener: TcpListener) -> ExitCode {
-    let (mut term, mut interrupt) = match (
-        signal(SignalKind::terminate()),
-        signal(SignalKind::interrupt()),
-    ) {
-        (Ok(term), Ok(interrupt)) => (term, interrupt),
-        (Err(error), _) | (_, Err(error)) => {
+    let stop = match entry::asked_to_stop() {
+        Ok(stop) => stop,
+        Err(error) => {
             eprintln!("Exception: {error}");
             return ExitCode::FAILURE;
         }
@@ -293,8 +278,7 @@ async fn run(door: Arc<Door>, listener: TcpListener) -> ExitCode {
     });
     let served = axum::serve(listener, routes).into_future();
     let code = tokio::select! {
-        _ = term.recv() => ExitCode::SUCCESS,
-        _ = interrupt.recv() => ExitCode::SUCCESS,
+        () = stop => ExitCode::SUCCESS,
         () = door.die.notified() => ExitCode::FAILURE,
         _ = served => ExitCode::FAILURE,
     };

@@ -16,6 +16,8 @@ use http_body::Frame;
 use serde_json::json;
 use tokio::sync::mpsc;
 
+use crate::sim::entry;
+
 /// Frames that may wait for the socket.
 const WAITING: usize = 32;
 
@@ -132,9 +134,7 @@ impl HttpBody for Body {
 
 /// Nanoseconds of `CLOCK_MONOTONIC`, which every process of a host shares.
 pub(super) fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let part = |value: i64| u64::try_from(value).unwrap_or(0);
-    part(now.tv_sec) * 1_000_000_000 + part(now.tv_nsec)
+    u64::try_from(entry::nanos(rustix::time::ClockId::Monotonic)).unwrap_or(0)
 }
 
 /// The file with the ground truth of streams.

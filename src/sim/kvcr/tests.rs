@@ -11,7 +11,7 @@ use super::source::Source;
 use super::target::{Fetched, Target, Why};
 use super::testing::Counted;
 use crate::sim::fault::{Faults, Part};
-use crate::sim::model::{Group, Key};
+use crate::sim::model::Key;
 use crate::sim::settings::Latency;
 
 const PAGE: usize = 96;
@@ -19,10 +19,7 @@ const OPERATION: Duration = Duration::from_millis(150);
 const ABANDON: Duration = Duration::from_millis(300);
 
 fn key(block: u64) -> Key {
-    Key {
-        block,
-        group: Group::Attention,
-    }
+    Key::attention(block)
 }
 
 fn page(block: u64) -> Vec<u8> {

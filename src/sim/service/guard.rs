@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::ClockId;
 use tokio::io::BufReader;
 use tokio::net::{TcpListener, UnixStream};
 use tokio::sync::Mutex;
@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout};
 use super::hear;
 use super::holder::Holder;
 use super::log::Log;
+use crate::sim::entry::nanos;
 use crate::sim::fault::{Fault, Faults, Part};
 use crate::sim::kvcr::Uncounted;
 use crate::sim::kvcr::claim::{ClaimRequest, Grant, Say};
@@ -432,9 +433,4 @@ async fn bind(control: &str) -> io::Result<TcpListener> {
 
 fn millis(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
-}
-
-fn nanos(clock: ClockId) -> i64 {
-    let now = clock_gettime(clock);
-    now.tv_sec * 1_000_000_000 + now.tv_nsec
 }

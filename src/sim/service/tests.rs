@@ -12,16 +12,13 @@ use crate::sim::kvcr::Uncounted;
 use crate::sim::kvcr::claim::{ClaimError, ClaimRequest, claim};
 use crate::sim::kvcr::pool::Pool;
 use crate::sim::kvcr::target::{Fetched, Target};
-use crate::sim::model::{Group, Key};
+use crate::sim::model::Key;
 
 const PAGE: usize = 128;
 const DIGEST: &str = "ab";
 
 fn key(block: u64) -> Key {
-    Key {
-        block,
-        group: Group::Attention,
-    }
+    Key::attention(block)
 }
 
 fn page(block: u64) -> Vec<u8> {

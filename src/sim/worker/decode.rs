@@ -11,7 +11,7 @@ use super::engine::{Engine, Parts, Prefilled, lock};
 use super::meters::Ended;
 use super::own::Page;
 use crate::sim::fault::Fault;
-use crate::sim::model::{Group, Key, Next};
+use crate::sim::model::{Key, Next};
 use crate::sim::wire::{Generate, Handover, Reply};
 
 /// Prompts whose pages wait for a decode engine; the oldest goes first.
@@ -70,10 +70,7 @@ impl Engine {
                 tail = sequence.len();
                 let hashes = self.hashes(&sequence, request.cache_salt.as_deref());
                 if let (Some(block), Some(page)) = (hashes.last(), pages.into_iter().next()) {
-                    let key = Key {
-                        block: *block,
-                        group: Group::Attention,
-                    };
+                    let key = Key::attention(*block);
                     let new = (key, Page::from(page));
                     self.keep(std::slice::from_ref(&new), true);
                     computed.push(new);
@@ -134,10 +131,7 @@ impl Engine {
         for (group, page) in pages[blocks..].iter().enumerate() {
             held.take_state(group, page);
         }
-        let keys = hashes.iter().map(|block| Key {
-            block: *block,
-            group: Group::Attention,
-        });
+        let keys = hashes.iter().map(|block| Key::attention(*block));
         let known: Vec<(Key, Page)> = keys.zip(pages.iter().cloned()).collect();
         let device = {
             let device = lock(&self.device);

@@ -305,10 +305,7 @@ impl Engine {
                 before_last = Some(held.clone());
             }
             let mut new = held.compute(block).into_iter().map(Page::from);
-            let key = Key {
-                block: hashes[at],
-                group: Group::Attention,
-            };
+            let key = Key::attention(hashes[at]);
             let page = new.next().unwrap_or_default();
             computed.push((key, page.clone()));
             pages.push(page);

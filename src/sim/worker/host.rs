@@ -164,13 +164,9 @@ pub fn full(required: u64, free: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::model::Group;
 
     fn key(block: u64) -> Key {
-        Key {
-            block,
-            group: Group::Attention,
-        }
+        Key::attention(block)
     }
 
     #[test]

@@ -91,13 +91,9 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::sim::model::Group;
 
     fn key(block: u64) -> Key {
-        Key {
-            block,
-            group: Group::Attention,
-        }
+        Key::attention(block)
     }
 
     proptest! {

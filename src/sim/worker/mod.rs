@@ -35,8 +35,9 @@ use std::sync::atomic::Ordering;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::entry;
 use super::fault::{Fault, Faults};
-use super::settings::{Settings, VARIABLE};
+use super::settings::Settings;
 use boot::{Environment, Failed};
 
 /// Exit code of a command line that is wrong.
@@ -45,7 +46,7 @@ const USAGE: u8 = 2;
 /// Runs one engine until it is asked to stop. `args` are those of the real program, without
 /// `-m dynamo.vllm`.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    println!("kvcr-phase1 sim: dynamo.vllm (simulated; proves the harness, never the product)");
+    entry::announce("dynamo.vllm");
     let args = args
         .into_iter()
         .map(|arg| arg.to_string_lossy().into_owned());
@@ -60,18 +61,17 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let settings = Settings::parse(&variable(VARIABLE).unwrap_or_else(|| "{}".to_owned()));
-    let settings = match settings {
-        Ok(settings) => settings,
+    let (settings, faults) = match entry::settings() {
+        Ok(given) => given,
         Err(error) => {
             eprintln!("error: {error}");
             return ExitCode::from(USAGE);
         }
     };
     let environment = Environment {
-        system_port: variable("DYN_SYSTEM_PORT").and_then(|port| port.parse().ok()),
-        namespace: variable("DYN_NAMESPACE").unwrap_or_else(|| "dynamo".to_owned()),
-        discovery: variable("DYN_FILE_KV").map(Into::into),
+        system_port: entry::variable("DYN_SYSTEM_PORT").and_then(|port| port.parse().ok()),
+        namespace: entry::variable("DYN_NAMESPACE").unwrap_or_else(|| "dynamo".to_owned()),
+        discovery: entry::variable("DYN_FILE_KV").map(Into::into),
         shm: "/dev/shm".into(),
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -85,26 +85,18 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let code = runtime.block_on(live(flags, settings, environment));
+    let code = runtime.block_on(live(flags, settings, faults, environment));
     // Streams that are still open are cut: a stop does not wait for clients.
     runtime.shutdown_background();
     ExitCode::from(code)
 }
 
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a simulated process is told by its environment what the real program is told by it; nothing of it belongs to a configuration of ours"
-)]
-fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok()
-}
-
-async fn live(flags: flags::Flags, settings: Settings, environment: Environment) -> u8 {
-    let faults = Arc::new(Faults::new(
-        &settings.process,
-        settings.faults.clone(),
-        settings.faults_file.clone(),
-    ));
+async fn live(
+    flags: flags::Flags,
+    settings: Settings,
+    faults: Arc<Faults>,
+    environment: Environment,
+) -> u8 {
     let mut stop = match signal(SignalKind::terminate()) {
         Ok(stop) => stop,
         Err(error) => {

@@ -13,7 +13,7 @@ use super::own::Page;
 use crate::sim::discovery::Watch;
 use crate::sim::fault::Fault;
 use crate::sim::kvcr::target::Fetched;
-use crate::sim::model::{Group, Held, Key};
+use crate::sim::model::{Held, Key};
 use crate::sim::wire::{Generate, Hint, Reply};
 
 /// What was found of a prompt.
@@ -75,10 +75,7 @@ impl Source {
 }
 
 fn attention(block: u64) -> Key {
-    Key {
-        block,
-        group: Group::Attention,
-    }
+    Key::attention(block)
 }
 
 impl Engine {
