@@ -74,10 +74,12 @@ impl Flow {
         }
     }
 
+    /// An answer may lie about its lengths: what is less than nothing is nothing, and the counters
+    /// will not agree.
     fn beyond(seen: &Observation, hit: u64, blocks: Blocks) -> Self {
         Self {
-            computed: seen.prompt_tokens - hit,
-            stored: filled(seen, blocks) - blocks.full(hit),
+            computed: seen.prompt_tokens.saturating_sub(hit),
+            stored: filled(seen, blocks).saturating_sub(blocks.full(hit)),
             ..Self::default()
         }
     }

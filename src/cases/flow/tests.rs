@@ -56,3 +56,41 @@ fn a_source_without_byte_telemetry_is_inconclusive_not_a_mismatch() {
     let bytes = ("bytes_to_peer[worker0]".to_owned(), Class::Inconclusive);
     assert_eq!(failed(WRITTEN, &page(8, Some(0))), [bytes]);
 }
+
+fn answer(prompt_tokens: u64, completion_tokens: u64) -> Observation {
+    Observation {
+        label: "asked".into(),
+        status: 200,
+        text: String::new(),
+        tokens: Vec::new(),
+        finish_reason: "length".into(),
+        prompt_tokens,
+        completion_tokens,
+        cached_tokens: None,
+        served_by: None,
+        prefilled_by: None,
+        smallest_top2_gap: None,
+        wall_ms: 0.0,
+        raw: serde_json::Value::Null,
+    }
+}
+
+#[test]
+fn what_is_beyond_a_hit_is_computed_and_stored() {
+    let blocks = Blocks::of(&cpu(&[]).profile).unwrap();
+    // Eight blocks and a half; the answer ends within the ninth, or fills it and more.
+    let flow = Flow::fetched(&answer(544, 16), 512, blocks);
+    assert_eq!((flow.computed, flow.fetched, flow.stored), (32, 8, 0));
+    let flow = Flow::delivered(&answer(544, 100), 320, blocks);
+    assert_eq!((flow.computed, flow.delivered, flow.stored), (224, 5, 5));
+    let mut both = Flow::cold(&answer(544, 16), blocks);
+    both += Flow::written(512, blocks);
+    assert_eq!((both.computed, both.stored, both.written), (544, 8, 8));
+}
+
+#[test]
+fn an_answer_that_lies_about_its_length_is_no_panic() {
+    let blocks = Blocks::of(&cpu(&[]).profile).unwrap();
+    let flow = Flow::fetched(&answer(0, 0), 512, blocks);
+    assert_eq!((flow.computed, flow.fetched, flow.stored), (0, 8, 0));
+}
