@@ -44,6 +44,8 @@ impl Engine {
         let mut tail = sequence.len() / block_tokens * block_tokens;
         let start = Instant::now();
         let step = Duration::from_micros(around.latency.decode_token_us);
+        // Asked once a request: each asking looks at the control file, and tokens are many.
+        let near_ties = around.faults.on(Fault::NearTies);
         for at in 0..max_tokens {
             // Against the clock, so that what one timer is late the next one is early.
             tokio::time::sleep_until(start + step * (at + 1)).await;
@@ -58,7 +60,7 @@ impl Engine {
                     std::mem::swap(&mut next.token, &mut next.runner_up);
                 }
             }
-            if around.faults.on(Fault::NearTies) {
+            if near_ties {
                 next.runner_up_logprob = next.logprob - 1e-4;
             }
             ended.generated += 1;
