@@ -1,7 +1,14 @@
-//! KV arithmetic of dense models: blocks, bytes, expected hits. Pure.
+//! KV arithmetic: hit blocks, the pages that a hit stands on, bytes, expected hits. Pure.
+//!
+//! A dense model has one attention group; a hybrid one has groups of state pages beside it. A hit of
+//! n blocks stands on n attention pages and, at its end, one state page of each state group: what
+//! the pages of a transfer say of a hit is [`pages`]'. The numbers of three models are worked out in
+//! `docs/geometry.md`; what an engine states of its own geometry is `engine`'s to read.
 //!
 //! All lengths are in tokens unless they say blocks. What is confirmed was measured on vLLM 0.32
 //! with KVCR 0.1.1 (blocks of 64 tokens, prompts of 508 to 576).
+
+pub mod pages;
 
 use std::num::NonZeroU32;
 
@@ -9,6 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::Profile;
 use crate::sim::model::Shape;
+
+pub use pages::{Bound, Delivery, Pages};
 
 /// The shape of one layer's keys and values, and how many layers there are.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -31,21 +40,38 @@ impl DenseKv {
     }
 }
 
+/// A model whose shape is known: the keys and values of its attention group, and how many state
+/// groups are beside it, whose pages an engine pads to the size of the attention group's.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Built {
+    attention: DenseKv,
+    state_groups: u32,
+}
+
 /// The tiny random model that the environment builds as `kind`.
-fn built(kind: &str, dtype: &str) -> Option<DenseKv> {
+fn built(kind: &str, dtype: &str) -> Option<Built> {
     let element_bytes = element_bytes(dtype)?;
-    match kind {
-        "dense" => Some(DenseKv {
-            layers: 4,
-            kv_heads: 2,
-            head_dim: 64,
-            element_bytes,
-        }),
-        "sim" => Some(simulated(Shape::DENSE, element_bytes)),
-        // The attention page; the state pages are padded to its size.
-        "sim-hybrid" => Some(simulated(Shape::HYBRID, element_bytes)),
-        _ => None,
-    }
+    let dense = |layers| DenseKv {
+        layers,
+        kv_heads: 2,
+        head_dim: 64,
+        element_bytes,
+    };
+    let (attention, state_groups) = match kind {
+        "dense" => (dense(4), 0),
+        // One layer of full attention, three with a state.
+        "hybrid" => (dense(1), 3),
+        "sim" => (simulated(Shape::DENSE, element_bytes), 0),
+        "sim-hybrid" => (
+            simulated(Shape::HYBRID, element_bytes),
+            Shape::HYBRID.state_groups,
+        ),
+        _ => return None,
+    };
+    Some(Built {
+        attention,
+        state_groups,
+    })
 }
 
 fn simulated(shape: Shape, element_bytes: u32) -> DenseKv {
@@ -66,31 +92,44 @@ fn element_bytes(dtype: &str) -> Option<u32> {
     }
 }
 
-/// How an engine cuts sequences into blocks.
+/// How an engine lays out its KV cache.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
-pub struct Blocks {
-    /// Tokens in one block.
-    pub tokens: NonZeroU32,
-    /// Bytes of one block, over all layers.
-    pub bytes: u64,
+pub struct Geometry {
+    /// Tokens of one hit block: prefixes are hit in whole ones.
+    pub hit_block: NonZeroU32,
+    /// Groups of state pages beside the attention group: 0 for a dense model, `None` where nobody
+    /// said.
+    pub state_groups: Option<u32>,
+    /// Bytes of one page, the block of one group over the group's layers; `None` where nobody said.
+    pub page_bytes: Option<u64>,
 }
 
-impl Blocks {
-    /// Blocks of `tokens` tokens of a dense model. `None` for 0 tokens.
-    pub fn dense(tokens: u32, kv: DenseKv) -> Option<Self> {
-        let tokens = NonZeroU32::new(tokens)?;
-        let bytes = u64::from(tokens.get()) * kv.token_bytes();
-        Some(Self { tokens, bytes })
+impl Geometry {
+    /// The geometry of a profile's engine: what the profile says, and else what follows from the
+    /// shape of a model that the environment builds. A block of no tokens, which configuration
+    /// refuses, counts as one of one.
+    pub fn of(profile: &Profile) -> Self {
+        let said = &profile.geometry;
+        let tokens = said.hit_block_tokens.unwrap_or(profile.engine.block_tokens);
+        let hit_block = NonZeroU32::new(tokens).unwrap_or(NonZeroU32::MIN);
+        let kind = profile.model.build.as_deref();
+        let built = kind.and_then(|kind| built(kind, &profile.engine.dtype));
+        Self {
+            hit_block,
+            state_groups: said.ssm_groups.or(built.map(|it| it.state_groups)),
+            page_bytes: said
+                .page_bytes
+                .or(built.map(|it| u64::from(hit_block.get()) * it.attention.token_bytes())),
+        }
     }
 
-    /// Blocks of a profile's engine; `None` for a model whose shape only its files tell.
-    pub fn of(profile: &Profile) -> Option<Self> {
-        let kv = built(profile.model.build.as_deref()?, &profile.engine.dtype)?;
-        Self::dense(profile.engine.block_tokens, kv)
+    /// Whether pages and bytes are known to the last one; otherwise they are lower bounds.
+    pub fn is_exact(self) -> bool {
+        self.state_groups.is_some() && self.page_bytes.is_some()
     }
 
     fn size(self) -> u64 {
-        u64::from(self.tokens.get())
+        u64::from(self.hit_block.get())
     }
 
     /// Blocks that a prompt fills. Only full blocks are cached, offloaded and hashed.
@@ -101,11 +140,6 @@ impl Blocks {
     /// Tokens in `blocks` blocks.
     pub fn tokens_of(self, blocks: u64) -> u64 {
         blocks * self.size()
-    }
-
-    /// Bytes of `blocks` blocks.
-    pub fn bytes_of(self, blocks: u64) -> u64 {
-        blocks * self.bytes
     }
 
     /// Tokens that the device's prefix cache serves when a prompt of this length comes again:
@@ -135,6 +169,23 @@ impl Blocks {
             .min(self.offload_hit(prompt))
     }
 
+    /// Tokens of the first `held` that can be used. The whole blocks of them with one group; with
+    /// state groups only as far as the last of `checkpoints` among them, the lengths after which
+    /// every group's state is held: what lies behind it is of no use.
+    pub fn usable(self, held: u64, checkpoints: &[u64]) -> u64 {
+        let whole = self.tokens_of(self.full(held));
+        if self.state_groups.unwrap_or(0) == 0 {
+            return whole;
+        }
+        let at_a_block = |length: &&u64| **length % self.size() == 0 && **length <= whole;
+        checkpoints
+            .iter()
+            .filter(at_a_block)
+            .max()
+            .copied()
+            .unwrap_or(0)
+    }
+
     /// Prompt lengths around the end of block `blocks`, where off-by-one errors live: one token
     /// short of it, exactly it, one token beyond.
     pub fn boundary(self, blocks: u64) -> [u64; 3] {
@@ -144,98 +195,4 @@ impl Blocks {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::config::testing::{cpu, sim};
-
-    fn tiny(dtype: &str) -> Blocks {
-        Blocks::of(&cpu(&["--dtype", dtype]).profile).unwrap()
-    }
-
-    #[test]
-    fn sizes_and_hits_are_those_that_were_measured() {
-        assert_eq!(tiny("bfloat16").bytes, 131_072);
-        let blocks = tiny("float32");
-        assert_eq!(blocks.bytes, 262_144);
-        assert_eq!(blocks.bytes_of(8), 2_097_152);
-        for (prompt, device, offload) in [
-            (508, 448, 448),
-            (566, 512, 512),
-            (568, 512, 512),
-            (576, 512, 576),
-        ] {
-            assert_eq!(blocks.device_hit(prompt), device, "{prompt}");
-            assert_eq!(blocks.offload_hit(prompt), offload, "{prompt}");
-        }
-        assert_eq!(blocks.boundary(9), [575, 576, 577]);
-    }
-
-    #[test]
-    fn a_shared_prefix_is_served_in_whole_blocks() {
-        let blocks = tiny("float32");
-        for (prompt, shared, device, offload) in [
-            (576, 130, 128, 128),
-            (576, 63, 0, 0),
-            (576, 576, 512, 576),
-            (100, 576, 64, 64),
-        ] {
-            let hits = (
-                blocks.shared_device_hit(prompt, shared),
-                blocks.shared_offload_hit(prompt, shared),
-            );
-            assert_eq!(hits, (device, offload), "{prompt} {shared}");
-        }
-    }
-
-    #[test]
-    fn a_block_of_a_simulated_model_is_its_page() {
-        for (build, shape) in [("sim", Shape::DENSE), ("sim-hybrid", Shape::HYBRID)] {
-            for (dtype, element) in [("float32", 4), ("bfloat16", 2)] {
-                let profile = sim(&["--model-build", build, "--dtype", dtype]).profile;
-                let page = shape.page_bytes(profile.engine.block_tokens, element);
-                assert_eq!(Blocks::of(&profile).unwrap().bytes, page as u64);
-            }
-        }
-    }
-
-    #[test]
-    fn what_is_not_known_has_no_size() {
-        assert_eq!(Blocks::of(&cpu(&["--model-path", "/m"]).profile), None);
-        assert_eq!(built("dense", "int3"), None);
-        assert_eq!(built("hybrid", "float32"), None);
-        assert_eq!(Blocks::dense(0, built("dense", "float32").unwrap()), None);
-    }
-
-    proptest! {
-        #[test]
-        fn hits_are_whole_blocks_and_within_the_prompt(tokens in 1_u32..2048, prompt in 0_u64..1 << 32, shared in 0_u64..1 << 32) {
-            let blocks = Blocks { tokens: NonZeroU32::new(tokens).unwrap(), bytes: 1 };
-            let size = u64::from(tokens);
-            for hit in [
-                blocks.device_hit(prompt),
-                blocks.offload_hit(prompt),
-                blocks.shared_device_hit(prompt, shared),
-                blocks.shared_offload_hit(prompt, shared),
-            ] {
-                prop_assert_eq!(hit % size, 0);
-                prop_assert!(hit <= prompt);
-            }
-            prop_assert!(blocks.device_hit(prompt) < prompt.max(1));
-            let beyond = blocks.offload_hit(prompt) - blocks.device_hit(prompt);
-            let at_edge = prompt > 0 && prompt % size == 0;
-            prop_assert_eq!(beyond, if at_edge { size } else { 0 });
-            prop_assert!(blocks.shared_offload_hit(prompt, shared) <= shared);
-            prop_assert_eq!(blocks.shared_offload_hit(prompt, prompt), blocks.offload_hit(prompt));
-        }
-
-        #[test]
-        fn sharing_more_never_hits_less(tokens in 1_u32..512, prompt in 0_u64..1 << 20, a in 0_u64..1 << 20, b in 0_u64..1 << 20) {
-            let blocks = Blocks { tokens: NonZeroU32::new(tokens).unwrap(), bytes: 1 };
-            let (less, more) = (a.min(b), a.max(b));
-            prop_assert!(blocks.shared_device_hit(prompt, less) <= blocks.shared_device_hit(prompt, more));
-            prop_assert!(blocks.shared_offload_hit(prompt, less) <= blocks.shared_offload_hit(prompt, more));
-        }
-    }
-}
+mod tests;

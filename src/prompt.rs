@@ -152,7 +152,7 @@ impl Prompts {
     }
 
     /// One prompt of each length, none of them the beginning of another: for lengths around the
-    /// end of a block ([`crate::geometry::Blocks::boundary`]).
+    /// end of a block ([`crate::geometry::Geometry::boundary`]).
     pub fn lengths(&self, key: Key<'_>, lengths: &[usize]) -> Vec<Prompt> {
         self.many(key, "length", lengths)
     }

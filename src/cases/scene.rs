@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::evidence::ArmDir;
 use crate::evidence::result::{RequestLine, Timings};
 use crate::failure::Failure;
-use crate::geometry::Blocks;
+use crate::geometry::Geometry;
 use crate::prompt::{Key, Prompt, Prompts};
 use crate::reference::{Answer, Kept};
 use crate::stack::lease::Lease;
@@ -28,6 +28,9 @@ use crate::verdict::Check;
 /// The most for one page of counters; a stalled machine answers late, not never.
 const SCRAPE_DEADLINE: Duration = Duration::from_secs(60);
 
+/// What a model from elsewhere has to be described with.
+const GEOMETRY_FLAGS: &str = "--hit-block-tokens, --ssm-groups and --page-bytes";
+
 /// Everything one arm works with.
 #[derive(Debug)]
 pub struct Scene<'a> {
@@ -36,7 +39,7 @@ pub struct Scene<'a> {
     lease: &'a Lease,
     arm: &'static str,
     prompts: Prompts,
-    blocks: Blocks,
+    blocks: Geometry,
     salt: String,
     client: Client,
     scraper: Scraper,
@@ -93,9 +96,16 @@ impl<'a> Scene<'a> {
     ) -> Result<Self, Failure> {
         let stack = lease.stack().clone();
         let deadline = Duration::from_secs(config.profile.request.deadline_seconds);
+        let blocks = Geometry::of(&config.profile);
+        let mut told = Told::default();
+        if !blocks.is_exact() {
+            told.notes.push(format!(
+                "pages and bytes are lower bounds; {GEOMETRY_FLAGS} of the model make them exact"
+            ));
+        }
         Ok(Self {
             prompts: Prompts::new(model)?,
-            blocks: blocks(config)?,
+            blocks,
             // New with every lease: the same prompt is cold again on a warm stack.
             salt: format!(
                 "{}-{}-{arm}-{}",
@@ -109,7 +119,7 @@ impl<'a> Scene<'a> {
             lease,
             arm,
             dir,
-            told: Told::default(),
+            told,
         })
     }
 
@@ -131,9 +141,9 @@ impl<'a> Scene<'a> {
         self.config
     }
 
-    /// Geometry of a KV block.
+    /// How the engine lays out its KV cache.
     #[must_use]
-    pub fn blocks(&self) -> Blocks {
+    pub fn blocks(&self) -> Geometry {
         self.blocks
     }
 
@@ -194,19 +204,6 @@ impl<'a> Scene<'a> {
     pub fn note(&mut self, text: impl Into<String>) {
         self.told.notes.push(text.into());
     }
-}
-
-fn blocks(config: &Config) -> Result<Blocks, Failure> {
-    Blocks::of(&config.profile).ok_or_else(|| {
-        let model = &config.profile.model;
-        Failure::inconclusive("the size of a KV block is not known")
-            .expected("a model that the environment builds: its shape is known")
-            .found(match &model.path {
-                Some(path) => path.display().to_string(),
-                None => format!("model.build = {:?}", model.build.as_deref().unwrap_or("")),
-            })
-            .hint("use `--model-build dense`")
-    })
 }
 
 fn length(tokens: u64) -> usize {

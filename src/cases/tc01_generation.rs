@@ -80,7 +80,12 @@ fn cold<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
 
         for worker in 0..scene.workers() {
             let delta = deltas.worker(worker);
-            scene.checks(judge::cold(worker, delta, computed[worker], stored[worker]));
+            scene.checks(judge::cold(
+                worker,
+                delta,
+                computed[worker],
+                blocks.stored(stored[worker]),
+            ));
         }
         Ok(())
     })

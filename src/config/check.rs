@@ -8,7 +8,7 @@ use super::Profile;
 use super::draft::Draft;
 use super::profile::{DeviceKind, DiscoveryBackend, EngineKind};
 use crate::engine::vllm::reserved;
-use crate::geometry::Blocks;
+use crate::geometry::Geometry;
 
 /// The smallest pool that kvcr_service makes, in bytes.
 const PAGE: u64 = 4096;
@@ -190,6 +190,22 @@ impl Check<'_> {
 
     fn geometry(&mut self, profile: &Profile) {
         let (engine, kvcr) = (&profile.engine, &profile.kvcr);
+        let zero = [
+            (
+                "geometry.hit_block_tokens",
+                profile.geometry.hit_block_tokens == Some(0),
+            ),
+            (
+                "geometry.page_bytes",
+                profile.geometry.page_bytes == Some(0),
+            ),
+        ];
+        for (path, _) in zero.into_iter().filter(|(_, zero)| *zero) {
+            self.say(
+                path,
+                "must be at least 1; leave it out where it is not known",
+            );
+        }
         for (path, value) in [
             ("engine.block_tokens", engine.block_tokens),
             ("engine.max_model_len", engine.max_model_len),
@@ -221,7 +237,7 @@ impl Check<'_> {
                 ),
             );
         }
-        if let Some(Blocks { bytes: chunk, .. }) = Blocks::of(profile)
+        if let Some(chunk) = Geometry::of(profile).page_bytes
             && kvcr.primary_bytes < chunk
         {
             self.say(
@@ -253,11 +269,11 @@ impl Check<'_> {
                 "must be an IPv4 address when kvcr.guard is true: KVCR takes no other",
             );
         }
-        let block = Blocks::of(profile).map(|blocks| blocks.bytes);
+        let block = Geometry::of(profile).page_bytes;
         match (kvcr.pool_bytes, block) {
             (None, None) => self.say(
                 "kvcr.pool_bytes",
-                "missing; only for models that the environment builds it follows from dram_slots",
+                "missing; it follows from dram_slots only where geometry.page_bytes is known",
             ),
             (Some(bytes), block) => {
                 let least = block.unwrap_or(1).max(PAGE);

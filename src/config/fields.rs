@@ -121,6 +121,9 @@ const MILLISECONDS: Kind = Kind::Integer { max: 1000 * YEAR };
 
 use Presence::{Defaulted, Optional, Required};
 
+/// Groups of a KV cache: an engine has a handful.
+const GROUPS: Kind = Kind::Integer { max: 64 };
+
 /// Workers of one host: a typing error must not ask for thousands of ports.
 const WORKERS: Kind = Kind::Integer { max: 64 };
 
@@ -149,6 +152,9 @@ pub(super) const FIELDS: &[Field] = &[
     either(field("model.build", "model-build", Kind::Choice(&["dense", "sim", "sim-hybrid"]), Optional, "tiny random model that the harness builds; the sim ones for engine sim"), "model.path"),
     either(field("model.path", "model-path", Kind::Path, Optional, "directory with weights and tokenizer, instead of a built model"), "model.build"),
     field("model.served_name", "served-name", Kind::Text, Required, "model name that clients ask for"),
+    field("geometry.hit_block_tokens", "hit-block-tokens", U32, Optional, "tokens of the shortest prefix that can be hit; block_tokens where absent"),
+    field("geometry.ssm_groups", "ssm-groups", GROUPS, Optional, "groups of state pages of a hybrid model, 0 for a dense one; follows from a built model"),
+    field("geometry.page_bytes", "page-bytes", U64, Optional, "bytes of one group's block over its layers; follows from a built model"),
     field("kvcr.primary_bytes", "primary-bytes", U64, Required, "bytes of the engine's own host tier, which stages KVCR's"),
     field("kvcr.dram_slots", "dram-slots", U32, Required, "blocks in KVCR's own DRAM tier"),
     field("kvcr.operation_timeout_ms", "operation-timeout-ms", MILLISECONDS, Required, "milliseconds until a transfer counts as timed out"),

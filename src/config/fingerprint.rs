@@ -26,6 +26,8 @@ impl Config {
             "environment": installed.key,
             "model": installed.model_digest,
             "devices": self.profile.devices,
+            // Compared with what the engines state when they come up, and then no more.
+            "geometry": self.profile.geometry,
         });
         let mut text = String::new();
         write_canonical(&document, &mut text);
@@ -96,6 +98,7 @@ mod tests {
             ["--engine-env", "A=1"],
             ["--engine-args=--seed 1", "--exact"],
             ["--max-model-len", "2048"],
+            ["--ssm-groups", "3"],
         ] {
             assert_ne!(of(cpu(&flags), installed()), base, "{flags:?}");
         }

@@ -25,6 +25,9 @@ pub struct Profile {
     pub engine: Engine,
     /// What it serves.
     pub model: Model,
+    /// How the engine lays out its KV cache, where the model does not say.
+    #[serde(default)]
+    pub geometry: Geometry,
     /// The KVCR tier.
     pub kvcr: Kvcr,
     /// Shape of the stack.
@@ -143,6 +146,23 @@ pub struct Model {
     pub path: Option<PathBuf>,
     /// The name clients ask for.
     pub served_name: String,
+}
+
+/// How the engine lays out its KV cache. Of a model that the environment builds all of it is known;
+/// of another one nobody knows but who says it here.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Geometry {
+    /// Tokens of the shortest prefix that can be hit; `engine.block_tokens` where absent. An engine
+    /// makes the blocks of a hybrid model longer than it was asked to.
+    #[serde(default)]
+    pub hit_block_tokens: Option<u32>,
+    /// Groups of state pages beside the attention group: 3 for Qwen3.5, 0 for a dense model.
+    #[serde(default)]
+    pub ssm_groups: Option<u32>,
+    /// Bytes of one page: the block of one group, over the group's layers.
+    #[serde(default)]
+    pub page_bytes: Option<u64>,
 }
 
 /// The KVCR tier of a worker.

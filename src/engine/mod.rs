@@ -44,6 +44,18 @@ pub trait Blueprint: Send + Sync {
         say: &'a (dyn Fn(String) + Send + Sync),
     ) -> BoxFuture<'a, Result<Vec<WorkerInfo>, Failure>>;
 
+    /// Compares what the ready `workers` state of themselves, on their pages and in their `logs`, with
+    /// what was configured. Anything else than agreement is a failure of the bring-up.
+    fn examine<'a>(
+        &'a self,
+        _plan: &'a Plan,
+        _workers: &'a [WorkerInfo],
+        _logs: &'a Path,
+        _say: &'a (dyn Fn(String) + Send + Sync),
+    ) -> BoxFuture<'a, Result<(), Failure>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
     /// Says why `process` failed to start or died, from its log: the first causal line, and the
     /// class that line belongs to. `ending` is how it ended (`exit code 1`, `signal 9`), or
     /// `None` if it only did not become ready in time.

@@ -2,11 +2,13 @@
 //! same command lines and print the same lines, so they have the same plan and marks.
 //!
 //! What its processes are started with ([`worker`]), which of that users may not change
-//! ([`reserved`]) and what its logs say when it does not start ([`marks`]). The shape of a stack
+//! ([`reserved`]), what its logs say when it does not start ([`marks`]) and which KV geometry it
+//! states when it does. The shape of a stack
 //! is `plan`'s; carrying it out is `stack`'s.
 
 pub mod marks;
 pub mod reserved;
+mod stated;
 pub mod worker;
 
 use std::path::Path;
@@ -17,6 +19,7 @@ use super::{Blueprint, BoxFuture, readiness};
 use crate::config::Config;
 use crate::environment::Installed;
 use crate::failure::Failure;
+use crate::geometry::Geometry;
 use crate::plan::{self, Bindings, Group, Plan, Process};
 use crate::stack::protocol::WorkerInfo;
 
@@ -72,6 +75,17 @@ impl Blueprint for VllmBlueprint {
         say: &'a (dyn Fn(String) + Send + Sync),
     ) -> BoxFuture<'a, Result<Vec<WorkerInfo>, Failure>> {
         Box::pin(readiness::await_workers(plan, group, say))
+    }
+
+    fn examine<'a>(
+        &'a self,
+        plan: &'a Plan,
+        workers: &'a [WorkerInfo],
+        logs: &'a Path,
+        say: &'a (dyn Fn(String) + Send + Sync),
+    ) -> BoxFuture<'a, Result<(), Failure>> {
+        let geometry = Geometry::of(&self.config.profile);
+        Box::pin(stated::examine(geometry, plan, workers, logs, say))
     }
 
     fn explain(&self, process: &Process, ending: Option<&str>, log: &Path) -> Failure {

@@ -215,7 +215,14 @@ impl Local {
             let _ = last.send(text.clone());
             say(text);
         };
-        let mut ready = blueprint.ready(&plan, self.group, &tell);
+        let logs = self.place.logs.clone();
+        let group = self.group;
+        let ready = async {
+            let workers = blueprint.ready(&plan, group, &tell).await?;
+            blueprint.examine(&plan, &workers, &logs, &tell).await?;
+            Ok(workers)
+        };
+        tokio::pin!(ready);
         let mut tick = tokio::time::interval(Duration::from_millis(250));
         loop {
             tokio::select! {

@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::config::profile::DiscoveryBackend;
 use crate::environment::Installed;
 use crate::failure::Failure;
+use crate::geometry::Geometry;
 use crate::stack::state_dir::SHORTER;
 
 /// Name of the front door's port in the bindings.
@@ -249,7 +250,7 @@ pub(super) fn frontend(
         "--router-mode",
         "kv",
         "--kv-cache-block-size",
-        &config.profile.engine.block_tokens.to_string(),
+        &Geometry::of(&config.profile).hit_block.to_string(),
         // One number for every model that this front door serves. The reference has a single
         // worker, so with the number of core workers here it would wait for good. That all core
         // workers are known is checked by a pinned canary on each.

@@ -15,7 +15,7 @@ use super::{Bindings, Group, Probe, Process, Role};
 use crate::config::Config;
 use crate::environment::Installed;
 use crate::failure::Failure;
-use crate::geometry::Blocks;
+use crate::geometry::Geometry;
 use crate::hash;
 
 /// What a service keeps beside each pool to recover it by: bytes of shared memory, fixed by KVCR.
@@ -155,7 +155,7 @@ fn pool_bytes(config: &Config) -> u64 {
     let kvcr = &config.profile.kvcr;
     kvcr.pool_bytes.unwrap_or_else(|| {
         // Configuration insists on a size where a block's is not known.
-        let block = Blocks::of(&config.profile).map_or(0, |blocks| blocks.bytes);
+        let block = Geometry::of(&config.profile).page_bytes.unwrap_or(0);
         block.saturating_mul(kvcr.dram_slots.into())
     })
 }

@@ -93,6 +93,8 @@ const SETTINGS: &[(&str, &[&str])] = &[(
     &[
         "block_size",
         "engine",
+        "mamba_cache_mode",
+        "mamba_page_size_padded",
         "model_name",
         "num_gpu_blocks",
         "worker_id",

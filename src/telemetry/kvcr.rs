@@ -177,6 +177,16 @@ pub fn state(page: &Page, resource: &str) -> Reading {
     page.read(STATE, &[("resource", resource)])
 }
 
+/// Bytes of one page, from all that a worker has stored in KVCR's own tier since it started; `None`
+/// if that was nothing, or not whole pages.
+pub fn stored_page_bytes(page: &Page) -> Option<u64> {
+    let fill = [("operation", Operation::LocalFill.label())];
+    let bytes = page.read(TRANSFER_BYTES, &fill).exact()?;
+    let pages = page.read(TRANSFER_BLOCKS, &fill).exact()?;
+    let whole = pages > 0 && bytes > 0 && bytes % pages == 0;
+    whole.then(|| bytes / pages)
+}
+
 /// What telemetry must show before the first request, or why it does not.
 pub fn telemetry_present(page: &Page) -> Result<(), String> {
     if state(page, "in_flight_ops").counted().is_none() {
@@ -456,6 +466,7 @@ vllm:kvcr_duration_seconds_count{engine=\"0\",result=\"success\",scope=\"local_d
             Reading::Value(1.0)
         );
         assert_eq!(chunk_hits(&d, Tier::Kvcr).reading, Reading::Silent);
+        assert_eq!(stored_page_bytes(d.after()), None, "nothing was stored");
         assert_eq!(chunk_queries(&d, Tier::Kvcr).reading, Reading::Absent);
         assert_eq!(failures(&d), Ok(vec![]));
         assert_eq!(invariants(&d, Some(262_144)), []);

@@ -292,6 +292,7 @@ pub(crate) const ROWS: &[Row] = &[
     every("start_exits_quietly@worker1", Product, ENDED).prints("exit code 0"),
     every("start_hangs@worker1", Environment, ENDED).with(SHORT_START),
     every("start_unregistered@worker1", Environment, ENDED).with(SHORT_START),
+    every("geometry_lies@worker1", Environment, ENDED).prints("worker1 has another KV geometry than configured"),
     unseen("start_slow@worker1", "slow is not wrong: bring-up has a budget, and two seconds are within it"),
 
     // Life and death.

@@ -88,7 +88,7 @@ impl Scene<'_> {
             .map(|(before, after)| Delta::between(&before.page, &after.page))
             .collect();
         for (worker, delta) in self.stack.workers.clone().iter().zip(&deltas) {
-            for broken in kvcr::invariants(delta, Some(self.blocks.bytes)) {
+            for broken in kvcr::invariants(delta, self.blocks.page_bytes) {
                 let mut check = Check::from(&broken.failure);
                 check.name = format!("{}[{}.{name}]", broken.name, worker.process);
                 self.check(check);
@@ -124,6 +124,24 @@ impl Scene<'_> {
             ),
         };
         self.check(check);
+    }
+
+    /// Bytes of one page: as configured, and else as worker `index` itself counts what it stored.
+    ///
+    /// # Errors
+    /// Inconclusive, if its counters do not say.
+    pub(super) async fn page_bytes(&mut self, index: usize) -> Result<u64, Failure> {
+        if let Some(bytes) = self.blocks.page_bytes {
+            return Ok(bytes);
+        }
+        let counted = self.counters("page_size").await?;
+        let page = counted.0.scrapes.get(index).map(|scrape| &scrape.page);
+        page.and_then(kvcr::stored_page_bytes).ok_or_else(|| {
+            Failure::inconclusive("the size of a page is not known")
+                .expected("it is configured, or follows from what KVCR's own tier has stored")
+                .found("neither")
+                .hint("say it: --page-bytes")
+        })
     }
 
     /// Stored blocks that the router has taken notice of so far.

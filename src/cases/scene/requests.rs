@@ -208,9 +208,10 @@ impl Scene<'_> {
     /// A filler's failure.
     pub async fn evict(&mut self, index: usize, spare: u64) -> Result<(), Failure> {
         let blocks = self.blocks;
+        let page = self.page_bytes(index).await?;
         let profile = &self.config.profile;
         let device = u64::from(profile.engine.device_blocks.unwrap_or(0));
-        let host = profile.kvcr.primary_bytes / blocks.bytes;
+        let host = profile.kvcr.primary_bytes / page;
         // Half of the longest sequence: long enough to be few, short enough for any device cache.
         let filler = blocks.full(u64::from(profile.engine.max_model_len) / 2);
         let count = (device.max(host) + spare).div_ceil(filler.max(1));

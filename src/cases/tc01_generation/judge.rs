@@ -1,22 +1,24 @@
 //! What the counters of a worker must say in each arm of TC-01. Pure: a delta in, checks out.
 
+use super::super::flow::bounded;
 use crate::failure::Class;
-use crate::geometry::Blocks;
+use crate::geometry::{Bound, Geometry};
 use crate::telemetry::kvcr::{CacheSource, Operation, PromptSource, Tier};
 use crate::telemetry::{Counted, Delta, kvcr};
 use crate::verdict::Check;
 
 /// Nothing was found anywhere: every token of `computed` was computed. The positive control: KVCR
 /// is on, and took all `stored` full blocks into its own tier.
-pub(super) fn cold(worker: usize, delta: &Delta, computed: u64, stored: u64) -> Vec<Check> {
+pub(super) fn cold(worker: usize, delta: &Delta, computed: u64, stored: Bound) -> Vec<Check> {
     let mut checks = vec![
         exactly(
             &format!("every_token_computed[worker{worker}]"),
             computed,
             &kvcr::prompt_tokens(delta, PromptSource::LocalCompute),
         ),
-        exactly(
-            &format!("stored_in_own_tier[worker{worker}]"),
+        bounded(
+            format!("stored_in_own_tier[worker{worker}]"),
+            Class::Product,
             stored,
             &kvcr::blocks(delta, Operation::LocalFill),
         ),
@@ -38,42 +40,43 @@ pub(super) fn warm_device(worker: usize, delta: &Delta, hit: u64) -> Vec<Check> 
 
 /// `hit` tokens came from KVCR's own tier, to the block and the byte, and none from a cache in
 /// front of it or from a peer.
-pub(super) fn warm_tier(delta: &Delta, blocks: Blocks, hit: u64) -> Vec<Check> {
-    let hit_blocks = blocks.full(hit);
+pub(super) fn warm_tier(delta: &Delta, blocks: Geometry, hit: u64) -> Vec<Check> {
+    let pages = blocks.moved(blocks.pages_of_hit(hit));
+    let exactly = Bound::Exactly;
     [
         (
             "hit_outside_the_engine",
-            hit,
+            exactly(hit),
             kvcr::prompt_tokens(delta, PromptSource::ExternalKvTransfer),
         ),
         (
             "not_from_the_device",
-            0,
+            exactly(0),
             kvcr::cached_tokens(delta, CacheSource::Device),
         ),
         (
             "not_from_the_host_tier",
-            0,
+            exactly(0),
             kvcr::cached_tokens(delta, CacheSource::Host),
         ),
         (
             "delivered_by_own_tier",
-            hit_blocks,
+            pages,
             kvcr::blocks(delta, Operation::LocalDeliver),
         ),
         (
             "bytes_of_own_tier",
-            blocks.bytes_of(hit_blocks),
+            blocks.bytes_of(pages),
             kvcr::read_bytes(delta, Tier::Kvcr),
         ),
         (
             "no_peer_asked",
-            0,
+            exactly(0),
             kvcr::blocks(delta, Operation::RemoteDeliver),
         ),
     ]
     .into_iter()
-    .map(|(name, expected, counter)| exactly(name, expected, &counter))
+    .map(|(name, expected, counter)| bounded(name, Class::Product, expected, &counter))
     .collect()
 }
 

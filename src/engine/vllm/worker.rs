@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::config::profile::{DeviceKind, EngineKind};
 use crate::environment::Installed;
 use crate::failure::Failure;
-use crate::geometry::Blocks;
+use crate::geometry::Geometry;
 use crate::plan::dynamo::CORE_NAMESPACE;
 use crate::plan::guard::Guarded;
 use crate::plan::{Bindings, Group, PlannedWorker, Probe, Process, Role};
@@ -289,7 +289,7 @@ pub fn shm_bytes(config: &Config, part: Part) -> u64 {
     match part {
         // vLLM uses whole blocks only.
         Part::Core { .. } => {
-            let block = Blocks::of(&config.profile).map_or(1, |blocks| blocks.bytes);
+            let block = Geometry::of(&config.profile).page_bytes.unwrap_or(1).max(1);
             rings.saturating_add(primary / block * block)
         }
         Part::Reference => rings,

@@ -221,6 +221,8 @@ catalogue! {
         "the engine never becomes healthy", "vllm#55000, nixl#1668";
     StartUnregistered "start_unregistered" Engine,
         "the engine is healthy and never registers", "dynamo#9200";
+    GeometryLies "geometry_lies" Engine,
+        "the engine says that its blocks are twice as long as they are", "seen: a hybrid model's blocks are not those that were asked for";
     StartSlow "start_slow" Engine,
         "the engine takes two seconds longer to start", "nixl#2022";
 

@@ -141,11 +141,18 @@ pub async fn boot(
     let page_bytes = shape.page_bytes(block_tokens, flags.element_bytes);
     let instance = instance_id(settings);
     let kvcr = flags.tiers.as_ref().and_then(|tiers| tiers.kvcr.as_ref());
+    let stated_block = if faults.tell(Fault::GeometryLies) {
+        block_tokens.saturating_mul(2)
+    } else {
+        block_tokens
+    };
     let identity = Identity {
         namespace: environment.namespace.clone(),
         model: flags.served_model.clone(),
         instance,
-        block_tokens,
+        block_tokens: stated_block,
+        // One layer for each group.
+        state_page: (shape.state_groups > 0).then_some(page_bytes),
         device_blocks: flags.device_blocks,
     };
     let owner = flags.tiers.as_ref().and_then(|tiers| tiers.owner.clone());
@@ -166,7 +173,7 @@ pub async fn boot(
         engine: OnceLock::new(),
     });
     serve_system(environment.system_port, &system).await;
-    announce(flags, block_tokens, shape);
+    announce(flags, stated_block, shape);
     tokio::time::sleep(Duration::from_micros(settings.latency.start_us)).await;
     if faults.tell(Fault::StartSlow) {
         tokio::time::sleep(SLOWER).await;
@@ -330,7 +337,7 @@ fn announce(flags: &Flags, block_tokens: u32, shape: Shape) {
         "[kv_cache_utils.py:1000]",
         &format!(
             "CPU KV cache size: {} tokens",
-            blocks * block_tokens as usize
+            blocks.saturating_mul(block_tokens as usize)
         ),
     );
 }

@@ -64,6 +64,8 @@ pub struct Identity {
     pub instance: u64,
     /// Tokens of a block.
     pub block_tokens: u32,
+    /// Bytes of a state page, where there are any.
+    pub state_page: Option<usize>,
     /// Blocks of the device cache.
     pub device_blocks: usize,
 }
@@ -189,7 +191,13 @@ impl Registry {
             .map(|(at, family)| (family.name, at))
             .collect();
         let blocks = identity.device_blocks;
-        let tokens = blocks * identity.block_tokens as usize;
+        let tokens = blocks.saturating_mul(identity.block_tokens as usize);
+        let block = identity.block_tokens.to_string();
+        let none = || "None".to_owned();
+        let [mode, state_block, state_page] = match identity.state_page {
+            Some(bytes) => ["align".to_owned(), block.clone(), bytes.to_string()],
+            None => ["none".to_owned(), none(), none()],
+        };
         let values = [
             ("dynamo_component", "backend".to_owned()),
             ("dynamo_endpoint", "generate".to_owned()),
@@ -200,7 +208,10 @@ impl Registry {
             ("worker_id", format!("{:x}", identity.instance)),
             ("dp_rank", "0".to_owned()),
             ("$query_source", query_source(identity.instance)),
-            ("$block_tokens", identity.block_tokens.to_string()),
+            ("$block_tokens", block),
+            ("$state_mode", mode),
+            ("$state_block", state_block),
+            ("$state_page", state_page),
             ("$device_blocks", blocks.to_string()),
             ("$device_tokens", tokens.to_string()),
         ]

@@ -6,9 +6,10 @@ use std::num::NonZeroU32;
 use super::*;
 use crate::telemetry::Page;
 
-const BLOCKS: Blocks = Blocks {
-    tokens: NonZeroU32::new(64).unwrap(),
-    bytes: 262_144,
+const BLOCKS: Geometry = Geometry {
+    hit_block: NonZeroU32::new(64).unwrap(),
+    state_groups: Some(0),
+    page_bytes: Some(262_144),
 };
 /// 8 blocks and 37 tokens.
 const LONG: u64 = 549;
@@ -25,7 +26,7 @@ struct Recorded {
 const COLD: Recorded = Recorded {
     before: include_str!("../testdata/cold-before.prom"),
     after: include_str!("../testdata/cold-after.prom"),
-    judge: |delta| cold(0, delta, SHORT + LONG, 8),
+    judge: |delta| cold(0, delta, SHORT + LONG, Bound::Exactly(8)),
 };
 const WARM_DEVICE: Recorded = Recorded {
     before: include_str!("../testdata/warm_device-before.prom"),

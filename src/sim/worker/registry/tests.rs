@@ -9,6 +9,7 @@ pub(in crate::sim::worker) fn identity() -> Identity {
         model: "tiny".into(),
         instance: 0x042a_a22c_0a71_1908,
         block_tokens: 64,
+        state_page: None,
         device_blocks: 96,
     }
 }
