@@ -536,6 +536,27 @@ fn every_field_of_the_simulated_stack_is_settable() {
 }
 
 #[test]
+fn a_geometry_of_nothing_is_refused_in_words() {
+    for (flag, value) in [
+        ("--hit-block-tokens", "geometry.hit_block_tokens"),
+        ("--page-bytes", "geometry.page_bytes"),
+    ] {
+        assert_eq!(
+            refused(&[flag, "0"]),
+            format!("{flag}: {value}: must be at least 1; leave it out where it is not known")
+        );
+    }
+    let guarded = ["--guard", "--model-path", "/m"];
+    let why = refused(&guarded);
+    assert!(
+        why.contains("only where geometry.page_bytes is known"),
+        "{why}"
+    );
+    let known = [&guarded[..], &["--page-bytes", "4096"]].concat();
+    assert!(with(&[], &known).is_ok());
+}
+
+#[test]
 fn what_the_simulated_stack_has_not_is_refused_in_words() {
     let cases: &[(&[&str], &str)] = &[
         (

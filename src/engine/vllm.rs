@@ -85,7 +85,13 @@ impl Blueprint for VllmBlueprint {
         say: &'a (dyn Fn(String) + Send + Sync),
     ) -> BoxFuture<'a, Result<(), Failure>> {
         let geometry = Geometry::of(&self.config.profile);
-        Box::pin(stated::examine(geometry, plan, workers, logs, say))
+        Box::pin(stated::examine(
+            geometry,
+            &plan.frontend_url,
+            workers,
+            logs,
+            say,
+        ))
     }
 
     fn explain(&self, process: &Process, ending: Option<&str>, log: &Path) -> Failure {

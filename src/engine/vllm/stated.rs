@@ -17,7 +17,6 @@ use std::time::Duration;
 
 use crate::failure::Failure;
 use crate::geometry::Geometry;
-use crate::plan::Plan;
 use crate::stack::protocol::WorkerInfo;
 use crate::telemetry::{Page, Scraper};
 
@@ -50,7 +49,8 @@ enum Says {
     LayerPage(u64),
 }
 
-/// Reads what `workers` and the front door state, and compares it with `geometry`.
+/// Reads what `workers` (their logs are in `logs`) and the front door state, and compares it with
+/// `geometry`.
 ///
 /// A page that does not come is asked for again: whoever brings the stack up bounds the time.
 ///
@@ -58,13 +58,13 @@ enum Says {
 /// Environment, if anything disagrees.
 pub(super) async fn examine(
     geometry: Geometry,
-    plan: &Plan,
+    frontend: &str,
     workers: &[WorkerInfo],
     logs: &Path,
     say: &(dyn Fn(String) + Send + Sync),
 ) -> Result<(), Failure> {
     let scraper = Scraper::new(LOOK_DEADLINE)?;
-    let front = format!("{}/metrics", plan.frontend_url.trim_end_matches('/'));
+    let front = format!("{}/metrics", frontend.trim_end_matches('/'));
     let card = page(&scraper, &front, say).await;
     for worker in workers {
         let info = page(&scraper, &worker.metrics_url, say).await;

@@ -1,4 +1,5 @@
 use super::*;
+use crate::client::testing::{Script, serve};
 use crate::config::testing::{cpu, sim};
 use crate::failure::Class;
 
@@ -161,4 +162,42 @@ fn the_model_card_is_compared_too() {
     );
     let simulated = Geometry::of(&sim(&["--block-tokens", "128"]).profile);
     assert_eq!(compare("worker0", simulated, &stated), Ok(()));
+}
+
+/// A front door and two workers in one server. The first page comes late.
+async fn examined(second: &str, log: &str) -> Result<(), Failure> {
+    let page = |labels: &str| format!("{INFO}{{{labels}}} 1\n");
+    let script = Script::from([
+        ("/metrics", vec![(503, String::new()), (200, String::new())]),
+        ("/w0", vec![(200, page(HYBRID))]),
+        ("/w1", vec![(200, page(second))]),
+    ]);
+    let url = serve(script).await;
+    let workers = [0, 1].map(|index| WorkerInfo {
+        process: format!("worker{index}"),
+        index,
+        instance_id: 7,
+        served_model: "tiny".into(),
+        metrics_url: format!("{url}/w{index}"),
+        probes_ms: 0,
+        ready_ms: 0,
+    });
+    let logs = tempfile::tempdir().unwrap();
+    std::fs::write(logs.path().join("worker0.log"), LOG).unwrap();
+    std::fs::write(logs.path().join("worker1.log"), log).unwrap();
+    examine(hybrid("3"), &url, &workers, logs.path(), &|_| ()).await
+}
+
+#[tokio::test]
+async fn every_worker_is_read_its_page_and_its_log() {
+    assert_eq!(examined(HYBRID, LOG).await, Ok(()));
+    let page = examined(DENSE, LOG).await.unwrap_err();
+    assert!(page.what.starts_with("worker1 has another"), "{page}");
+    let log = examined(HYBRID, "kv cache group sizes (256, 256)\n")
+        .await
+        .unwrap_err();
+    assert!(
+        log.to_string().contains("1 state groups (worker1: its log"),
+        "{log}"
+    );
 }
