@@ -177,7 +177,7 @@ impl Geometry {
         if self.state_groups.unwrap_or(0) == 0 {
             return whole;
         }
-        let at_a_block = |length: &&u64| **length % self.size() == 0 && **length <= whole;
+        let at_a_block = |length: &&u64| length.is_multiple_of(self.size()) && **length <= whole;
         checkpoints
             .iter()
             .filter(at_a_block)
