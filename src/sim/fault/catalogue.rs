@@ -104,7 +104,7 @@ catalogue! {
 
     // Hybrid models.
     StatePageMissing "state_page_missing" Engine,
-        "the state pages of a hit are not loaded", "dynamo#16794";
+        "the state pages of a hit are neither transferred nor loaded", "dynamo#16794";
     StateOverTransfer "state_over_transfer" Engine,
         "state pages of every block are transferred instead of the last one's", "dynamo#16794";
     StateOffByOne "state_off_by_one" Engine,

@@ -262,6 +262,10 @@ impl Engine {
             }
             behind.attention.pop();
         }
+        let in_kvcr = |(_, place): &(Key, Place)| *place != Place::Host;
+        if behind.states.iter().any(in_kvcr) && faults.tell(Fault::StatePageMissing) {
+            behind.states.clear();
+        }
         if behind.attention.len() > 1 && faults.tell(Fault::StateOverTransfer) {
             let before = &behind.attention[..behind.attention.len() - 1];
             behind.needless = before

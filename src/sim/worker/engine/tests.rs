@@ -1,5 +1,6 @@
 //! An engine in this process, without HTTP: what it says, what it counts, and each of its lies.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use super::super::events::Events;
@@ -8,6 +9,7 @@ use super::super::meters::Meters;
 use super::super::registry::tests::identity;
 use super::super::registry::{Present, Registry};
 use super::*;
+use crate::geometry::{Delivery, Geometry};
 use crate::sim::discovery::Registered;
 use crate::sim::fault::Faults;
 use crate::sim::kvcr::pool::Pool;
@@ -524,17 +526,36 @@ async fn states_of_a_hybrid_hit_can_be_wrong() {
         assert_eq!(hit.cached, 32);
         assert_ne!(hit.tokens, honest.tokens, "{faults:?}");
     }
-    let faults = &["state_over_transfer"];
-    let rig = Rig::new(Setup { faults, ..HYBRID }).await;
-    rig.ask(&long()).await;
-    rig.ask(&long()).await;
-    rig.flood().await;
-    rig.flood().await;
-    let before = rig.page();
-    let hit = rig.ask(&long()).await;
-    let delta = Delta::between(&before, &rig.page());
-    assert_eq!((hit.cached, &hit.tokens), (32, &honest.tokens));
-    assert_eq!(blocks(&delta, Operation::LocalDeliver), 4 + 4 * 3);
+}
+
+/// What the pages of a hit say: the harness tells the faults apart by nothing else.
+#[tokio::test]
+async fn pages_of_a_hybrid_hit_can_be_too_few_or_too_many() {
+    let geometry = Geometry {
+        hit_block: NonZeroU32::new(8).unwrap(),
+        state_groups: Some(3),
+        page_bytes: None,
+    };
+    for (faults, delivered, delivery) in [
+        (&[][..], 4 + 3, Delivery::AsNeeded),
+        (&["state_page_missing"], 4, Delivery::StateMissing(3)),
+        (&["state_over_transfer"], 4 + 4 * 3, Delivery::Useless(9)),
+    ] {
+        let rig = Rig::new(Setup { faults, ..HYBRID }).await;
+        let honest = rig.ask(&long()).await;
+        rig.ask(&long()).await;
+        rig.flood().await;
+        rig.flood().await;
+        let before = rig.page();
+        let hit = rig.ask(&long()).await;
+        let delta = Delta::between(&before, &rig.page());
+        let pages = blocks(&delta, Operation::LocalDeliver);
+        assert_eq!((hit.cached, pages), (32, delivered), "{faults:?}");
+        let needed = geometry.pages_of_hit(hit.cached);
+        assert_eq!(geometry.judge(needed, pages), delivery, "{faults:?}");
+        let right = hit.tokens == honest.tokens;
+        assert_eq!(right, !matches!(delivery, Delivery::StateMissing(_)));
+    }
 }
 
 #[tokio::test]
