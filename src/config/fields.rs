@@ -149,7 +149,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("engine.gpu_memory_utilization", "gpu-memory-utilization", Kind::Fraction, Optional, "share of device memory, 0 to 1 (CUDA only)"),
     field("engine.env", "engine-env", Kind::Pairs, Defaulted, "extra environment of the engines: 'A=1 B=\"x y\"'"),
     field("engine.args", "engine-args", Kind::Words, Defaulted, "extra arguments of the engines, as shell words"),
-    either(field("model.build", "model-build", Kind::Choice(&["dense", "sim", "sim-hybrid"]), Optional, "tiny random model that the harness builds; the sim ones for engine sim"), "model.path"),
+    either(field("model.build", "model-build", Kind::Choice(&["dense", "hybrid", "sim", "sim-hybrid"]), Optional, "tiny random model that the harness builds; the sim ones for engine sim"), "model.path"),
     either(field("model.path", "model-path", Kind::Path, Optional, "directory with weights and tokenizer, instead of a built model"), "model.build"),
     field("model.served_name", "served-name", Kind::Text, Required, "model name that clients ask for"),
     field("geometry.hit_block_tokens", "hit-block-tokens", U32, Optional, "tokens of the shortest prefix that can be hit; block_tokens where absent"),

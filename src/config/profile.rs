@@ -137,7 +137,7 @@ pub struct Engine {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// A tiny random model that the environment builds: `dense`; `sim` or `sim-hybrid` for the
+    /// A tiny random model that the environment builds: `dense` or `hybrid`; `sim` or `sim-hybrid` for the
     /// simulated stack. Exactly one of `build` and `path`.
     #[serde(default)]
     pub build: Option<String>,

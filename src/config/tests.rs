@@ -594,7 +594,7 @@ fn what_the_simulated_stack_has_not_is_refused_in_words() {
     );
     assert_eq!(
         refused(&["--model-build", "sim"]),
-        "--model-build: model.build: sim is a model of the simulated stack; vllm needs dense, or model.path"
+        "--model-build: model.build: sim is a model of the simulated stack; vllm needs dense or hybrid, or model.path"
     );
     let why = refused(&["--engine", "sim"]);
     assert!(why.contains("env/cpu.toml:9: environment.lock: "), "{why}");
