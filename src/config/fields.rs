@@ -136,6 +136,7 @@ pub(super) const FIELDS: &[Field] = &[
     setting("runs-dir", Kind::Path, "evidence of runs"),
     setting("require", Kind::Names, "cases that may not be gated, comma-separated: tc01, tc01::cold, all"),
     setting("strict-pins", Kind::Switch, "a reference without a pinned result fails"),
+    field("known", "known", Kind::Defects, Defaulted, "known defects, for which an arm passes only if it sees them: 'ARM CHECK[,CHECK]: WHY; ..'"),
     field("title", "title", Kind::Text, Required, "one line for people"),
     either(field("environment.lock", "lock", Kind::Text, Optional, "locked environment that the harness installs"), "environment.python"),
     either(field("environment.python", "python", Kind::Path, Optional, "an interpreter of yours, used as it is, instead of a lock"), "environment.lock"),

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::known::Known;
 use crate::sim::fault::Switch;
 use crate::sim::settings::Latency;
 
@@ -18,6 +19,9 @@ use crate::sim::settings::Latency;
 pub struct Profile {
     /// One line for people.
     pub title: String,
+    /// Defects of the product that its arms must see.
+    #[serde(default)]
+    pub known: Vec<Known>,
     /// Which software runs; the simulated stack has none but this program.
     #[serde(default)]
     pub environment: Environment,

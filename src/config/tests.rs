@@ -27,6 +27,7 @@ fn refused(args: &[&str]) -> String {
 fn sample(field: &Field) -> &'static str {
     match field.name() {
         "title" => "another",
+        "known" => "tc03::x blocks,bytes: known; tc01::cold text: too",
         "environment.lock" => "other",
         "environment.python" => "/opt/python",
         "environment.overlay" => "false",
@@ -305,7 +306,7 @@ fn a_wrong_value_is_blamed_on_who_gave_it() {
     );
     assert_eq!(
         refused(&["--profile", "gpu"]),
-        r#"--profile: no profile is called "gpu"; there are cpu, sim (or give a path to a .toml file)"#
+        r#"--profile: no profile is called "gpu"; there are cpu, cpu-hybrid, sim (or give a path to a .toml file)"#
     );
 }
 
