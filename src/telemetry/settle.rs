@@ -103,7 +103,8 @@ impl Settling {
             interval,
             quiet: Duration::ZERO,
             abandon,
-            deadline: (STALLED + 1) * abandon + Duration::from_secs(request_deadline_seconds.min(30)),
+            deadline: (STALLED + 1) * abandon
+                + Duration::from_secs(request_deadline_seconds.min(30)),
         }
     }
 
@@ -178,7 +179,9 @@ impl Quiet {
         let busy: Vec<_> = pages.iter().flat_map(|page| kvcr::busy(page)).collect();
         if busy.is_empty() && still >= self.settling.quiet {
             Ok(How::Idle)
-        } else if !busy.is_empty() && still > (STALLED * self.settling.abandon).max(self.settling.quiet) {
+        } else if !busy.is_empty()
+            && still > (STALLED * self.settling.abandon).max(self.settling.quiet)
+        {
             Ok(How::Abandoned(busy))
         } else {
             let going_on = if busy.is_empty() {
