@@ -28,7 +28,6 @@ pub mod snapshot;
 pub mod stack;
 pub mod surface;
 pub mod telemetry;
-pub mod timeline;
 mod terminal;
 pub mod timeline;
 pub mod verdict;
