@@ -35,6 +35,9 @@ use source::Source;
 /// The profile that is used when none is asked for, unless [`load_choosing`] has another.
 const DEFAULT_PROFILE: &str = "cpu";
 
+/// Kills of the recovery case when nobody says how many.
+const KILLS: usize = 5;
+
 /// A wrong flag, field, variable or case: exit code 2, before anything runs.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{0}")]
@@ -92,6 +95,8 @@ pub struct Config {
     pub require: Vec<String>,
     /// Whether a reference without a pin fails (`PHASE1_STRICT_PINS`).
     pub strict_pins: bool,
+    /// How often the recovery case kills a worker (`PHASE1_KILLS`).
+    pub kills: usize,
     /// Whether nextest runs us, one process a test.
     pub under_nextest: bool,
     /// Whether this is a CI job (`CI`).
@@ -200,6 +205,7 @@ fn load_by_default(own: OwnArgs, env: &dyn EnvSource, default: &str) -> Result<C
             .unwrap_or(1),
         require: settings.require,
         strict_pins: settings.strict_pins,
+        kills: settings.kills,
         under_nextest: text("NEXTEST").is_some_and(|value| value == "1"),
         ci: text("CI").is_some_and(|value| !matches!(value.as_str(), "0" | "false")),
         insta: InstaState {
@@ -336,6 +342,7 @@ struct Settings {
     runs: Option<PathBuf>,
     require: Vec<String>,
     strict_pins: bool,
+    kills: usize,
 }
 
 impl Settings {
@@ -350,11 +357,12 @@ impl Settings {
                 }
             }
         };
+        let kills = value("kills").and_then(|kills| kills.as_integer());
         let mut path = |flag: &str| match value(flag) {
             Some(toml::Value::String(text)) => Some(here.join(text)),
             _ => None,
         };
-        Self {
+        let read = Self {
             state: path("state-dir"),
             cache: path("cache-dir"),
             runs: path("runs-dir"),
@@ -362,7 +370,12 @@ impl Settings {
                 .and_then(|names| names.try_into().ok())
                 .unwrap_or_default(),
             strict_pins: value("strict-pins").and_then(|yes| yes.as_bool()) == Some(true),
+            kills: kills.map_or(KILLS, |kills| usize::try_from(kills).unwrap_or(KILLS)),
+        };
+        if let (0, Some(over)) = (read.kills, given.last("kills")) {
+            problems.push(format!("{}: must be at least 1", over.origin));
         }
+        read
     }
 }
 

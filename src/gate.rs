@@ -6,6 +6,7 @@
 //!
 //! - [`facts`]: what is true of this machine. The only I/O of a decision.
 //! - [`needs`]: what a case needs, and whether it has it.
+//! - [`wants`]: what an arm wants of the profile.
 //! - [`skew`]: whether the installed releases can work together.
 //! - [`store`]: decisions of one run, and drift from them.
 //! - [`doctor`]: all of it as one table.
@@ -18,8 +19,10 @@ pub(crate) mod host;
 pub mod needs;
 pub mod skew;
 pub mod store;
+pub mod wants;
 
 pub use doctor::{Finding, Report, Status};
 pub use facts::Facts;
 pub use needs::{Decision, Need, decide};
 pub use skew::preflight_failure;
+pub use wants::Wants;

@@ -99,9 +99,13 @@ fn trials(
 
     let installed = environment::find(&config.profile, &config.paths.cache);
     let gate = gate(&config, &installed);
+    let of_arm = |arm: &Arm| match &gate {
+        Decision::Runnable => arm.wants.decide(&config.profile),
+        gated @ Decision::Gated { .. } => gated.clone(),
+    };
     let decisions: BTreeMap<String, Decision> = arms
         .iter()
-        .map(|arm| (arm.name.to_owned(), gate.clone()))
+        .map(|arm| (arm.name.to_owned(), of_arm(arm)))
         .collect();
     let gates = if config.under_nextest {
         store::of_run(
@@ -135,8 +139,9 @@ fn trials(
         .map(|arm| {
             let runner = Arc::clone(&runner);
             let arm: &'static Arm = arm;
-            let now = gate.clone();
-            let required = needs::required(&runner.config.require, arm.name);
+            let now = decisions[arm.name].clone();
+            let gated = matches!(now, Decision::Gated { .. });
+            let required = insisted(&runner.config, arm, &gate);
             let stored = gates.clone();
             let trial = Trial::test(arm.name, move || {
                 let failed = |failure: Failure| failed(simulated, &failure);
@@ -155,7 +160,7 @@ fn trials(
                     .map_err(failed)?;
                 arm::message(&result).map_or(Ok(()), |message| Err(message.into()))
             })
-            .with_ignored_flag(matches!(gate, Decision::Gated { .. }) && !required);
+            .with_ignored_flag(gated && !required);
             match simulated && !libtest.list && !runner_under_nextest {
                 true => marked(trial),
                 false => trial,
@@ -173,8 +178,9 @@ fn trials(
     // listed, would pass.
     if runner.config.under_nextest && libtest.exact && !libtest.list && selected != 1 {
         eprintln!(
-            "harness: --exact {:?} selects {selected} runnable trials, expected 1; {gate}",
-            libtest.filter.as_deref().unwrap_or_default()
+            "harness: --exact {:?} selects {selected} runnable trials, expected 1; {}",
+            libtest.filter.as_deref().unwrap_or_default(),
+            first_gate(&libtest, &decisions)
         );
         return Ok(ExitCode::from(CONTRACT));
     }
@@ -192,12 +198,34 @@ fn trials(
     }
     if conclusion.num_passed + conclusion.num_failed == 0 {
         match any {
-            true => eprintln!("harness: nothing ran; {gate}"),
+            true => eprintln!("harness: nothing ran; {}", first_gate(&libtest, &decisions)),
             false => eprintln!("harness: nothing ran; the filters leave no arm"),
         }
         return Ok(ExitCode::from(CONTRACT));
     }
     Ok(conclusion.exit_code())
+}
+
+/// Whether `arm` may not be gated. `all` means all that a stack of this profile can tell: no stack
+/// can tell every arm.
+fn insisted(config: &Config, arm: &Arm, machine: &Decision) -> bool {
+    let other_stack =
+        *machine == Decision::Runnable && arm.wants.decide(&config.profile) != Decision::Runnable;
+    let mut names = config.require.clone();
+    names.retain(|name| name != "all" || !other_stack);
+    needs::required(&names, arm.name)
+}
+
+/// Why nothing of what was asked for can run: the first gate among it.
+fn first_gate(libtest: &Arguments, decisions: &BTreeMap<String, Decision>) -> Decision {
+    let asked = |name: &&String| match &libtest.filter {
+        Some(filter) if libtest.exact => *name == filter,
+        Some(filter) => name.contains(filter.as_str()),
+        None => true,
+    };
+    let mut chosen = decisions.iter().filter(|(name, _)| asked(name));
+    let gated = chosen.find(|(_, decision)| **decision != Decision::Runnable);
+    gated.map_or(Decision::Runnable, |(_, decision)| decision.clone())
 }
 
 /// The message of a trial that ended early.
@@ -220,7 +248,7 @@ fn marked(trial: Trial) -> Trial {
 }
 
 /// Whether any arm can run at all: the software is there, and the machine can do what a stack of
-/// this profile needs. No case of today needs more than that.
+/// this profile needs. What an arm wants beside that is its own to say.
 fn gate(config: &Config, installed: &Result<Installed, Failure>) -> Decision {
     match installed {
         Ok(installed) => software::machine(config, installed),

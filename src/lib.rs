@@ -30,4 +30,5 @@ pub mod stack;
 pub mod surface;
 pub mod telemetry;
 mod terminal;
+pub mod timeline;
 pub mod verdict;

@@ -10,6 +10,7 @@ pub mod tc03_peer_transfer;
 
 use crate::engine::BoxFuture;
 use crate::failure::Failure;
+use crate::gate::Wants;
 use crate::stack::protocol::Mode;
 use scene::Scene;
 
@@ -37,6 +38,8 @@ pub struct Arm {
     pub claim: &'static str,
     /// How it holds the stack.
     pub mode: Mode,
+    /// On which kind of stack it can be told.
+    pub wants: Wants,
     /// The story.
     pub story: Story,
 }

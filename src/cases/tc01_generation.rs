@@ -10,6 +10,7 @@ use super::scene::Scene;
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
 use crate::failure::Failure;
+use crate::gate::Wants;
 use crate::stack::protocol::Mode;
 
 mod judge;
@@ -28,24 +29,28 @@ pub const CASE: Case = Case {
             name: "tc01::cold",
             claim: "a prompt nobody has seen is computed, not found, and answers as the reference",
             mode: Mode::Exclusive,
+            wants: Wants::Any,
             story: cold,
         },
         Arm {
             name: "tc01::warm_device",
             claim: "a repeated prompt hits the device cache and answers as the reference",
             mode: Mode::Exclusive,
+            wants: Wants::Any,
             story: warm_device,
         },
         Arm {
             name: "tc01::warm_tier",
             claim: "a prompt evicted from the device and the host tier is served by KVCR's own tier and answers as the reference",
             mode: Mode::Exclusive,
+            wants: Wants::Any,
             story: warm_tier,
         },
         Arm {
             name: "tc01::boundary",
             claim: "prompts one token around a block boundary answer as the reference, cold and warm",
             mode: Mode::Exclusive,
+            wants: Wants::Any,
             story: boundary,
         },
     ],

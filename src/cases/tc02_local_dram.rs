@@ -9,6 +9,7 @@ use super::scene::{Deltas, Scene};
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
 use crate::failure::Failure;
+use crate::gate::Wants;
 use crate::prompt::Prompt;
 use crate::stack::protocol::Mode;
 
@@ -26,18 +27,21 @@ pub const CASE: Case = Case {
             name: "tc02::full",
             claim: "a stored prompt comes back from KVCR's own tier as far as the engine can reuse it, to the block and the byte",
             mode: Mode::Exclusive,
+            wants: Wants::Any,
             story: full,
         },
         Arm {
             name: "tc02::partial_prefix",
             claim: "prompts that share a beginning with a stored one hit exactly the whole blocks they share",
             mode: Mode::Exclusive,
+            wants: Wants::Any,
             story: partial_prefix,
         },
         Arm {
             name: "tc02::absent",
             claim: "a prompt that was never stored finds nothing, even if only one token of its first block differs",
             mode: Mode::Exclusive,
+            wants: Wants::Any,
             story: absent,
         },
     ],

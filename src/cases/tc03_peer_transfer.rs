@@ -10,6 +10,7 @@ use super::scene::Scene;
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
 use crate::failure::Failure;
+use crate::gate::Wants;
 use crate::prompt::Prompt;
 use crate::stack::protocol::Mode;
 
@@ -29,24 +30,28 @@ pub const CASE: Case = Case {
             name: "tc03::hinted_and_fresh",
             claim: "of two requests that reach worker 1 together the hinted one is served by worker 0's memory, and the fresh one is cold",
             mode: Mode::Exclusive,
+            wants: Wants::SaltedHints,
             story: hinted_and_fresh,
         },
         Arm {
             name: "tc03::partial_prefix_hint",
             claim: "a prompt that shares whole blocks with what a peer holds gets exactly those",
             mode: Mode::Exclusive,
+            wants: Wants::SaltedHints,
             story: partial_prefix_hint,
         },
         Arm {
             name: "tc03::both_directions",
             claim: "each of two workers is served by the other's memory",
             mode: Mode::Exclusive,
+            wants: Wants::SaltedHints,
             story: both_directions,
         },
         Arm {
             name: "tc03::concurrent",
             claim: "eight hinted requests at once are each served by the peer, and the sums are exact",
             mode: Mode::Exclusive,
+            wants: Wants::SaltedHints,
             story: concurrent,
         },
     ],
@@ -63,14 +68,6 @@ async fn seed(
     seeds: &[(String, &Prompt)],
     worker: usize,
 ) -> Result<(), Failure> {
-    if scene.config().profile.kvcr.guard {
-        return Err(
-            Failure::environment("the router gives no hints where a state agent runs")
-                .expected("kvcr.guard = false: it hints no request that carries a cache salt there")
-                .found("kvcr.guard = true")
-                .hint("leave --guard out for this case"),
-        );
-    }
     let blocks = scene.blocks();
     let known = scene.router_events().await?;
     let mut stored = 0;

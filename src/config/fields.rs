@@ -119,6 +119,9 @@ const MICROSECONDS: Kind = Kind::Integer {
 };
 const MILLISECONDS: Kind = Kind::Integer { max: 1000 * YEAR };
 
+/// A replacement is started after every kill, which takes a minute where it is real.
+const KILLS: Kind = Kind::Integer { max: 1000 };
+
 use Presence::{Defaulted, Optional, Required};
 
 /// Groups of a KV cache: an engine has a handful.
@@ -137,6 +140,7 @@ pub(super) const FIELDS: &[Field] = &[
     setting("require", Kind::Names, "cases that may not be gated, comma-separated: tc01, tc01::cold, all"),
     setting("strict-pins", Kind::Switch, "a reference without a pinned result fails"),
     field("known", "known", Kind::Defects, Defaulted, "known defects, for which an arm passes only if it sees them: 'ARM CHECK[,CHECK]: WHY; ..'"),
+    setting("kills", KILLS, "how often tc06 kills a worker [5]"),
     field("title", "title", Kind::Text, Required, "one line for people"),
     either(field("environment.lock", "lock", Kind::Text, Optional, "locked environment that the harness installs"), "environment.python"),
     either(field("environment.python", "python", Kind::Path, Optional, "an interpreter of yours, used as it is, instead of a lock"), "environment.lock"),
@@ -176,6 +180,10 @@ pub(super) const FIELDS: &[Field] = &[
     field("stack.max_lifetime_seconds", "max-lifetime", SECONDS, Defaulted, "hard limit of one stack's life, in seconds"),
     field("request.deadline_seconds", "deadline", SECONDS, Defaulted, "seconds until a request is given up"),
     field("request.max_tokens", "max-tokens", U32, Defaulted, "tokens to generate"),
+    field("budget.promotion_ms", "budget-promotion-ms", MILLISECONDS, Optional, "milliseconds from a kill until the Guard has taken over"),
+    field("budget.first_correct_response_ms", "budget-first-correct-response-ms", MILLISECONDS, Optional, "milliseconds from a kill until a request is answered right"),
+    field("budget.first_guard_hit_ms", "budget-first-guard-hit-ms", MILLISECONDS, Optional, "milliseconds from a kill until a request is served the dead worker's blocks"),
+    field("budget.replacement_serving_ms", "budget-replacement-serving-ms", MILLISECONDS, Optional, "milliseconds from a kill until a replacement serves"),
     field("sim.seed", "sim-seed", U64, Defaulted, "simulated stack: what its weights follow from"),
     field("sim.faults", "sim-faults", Kind::Faults, Defaulted, "simulated stack: lies from the start, name[@process][#times]"),
     field("sim.start_us", "sim-start-us", MICROSECONDS, Defaulted, "simulated stack: microseconds until a worker is healthy"),

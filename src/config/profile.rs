@@ -51,6 +51,9 @@ pub struct Profile {
     /// Limits of one request.
     #[serde(default)]
     pub request: Request,
+    /// What a takeover may take; nothing is judged where it says nothing.
+    #[serde(default, skip_serializing_if = "Budget::is_default")]
+    pub budget: Budget,
     /// What the simulated stack does beside its command lines; absent for a real one.
     #[serde(default, skip_serializing_if = "Sim::is_default")]
     pub sim: Sim,
@@ -298,6 +301,27 @@ impl Default for Request {
             deadline_seconds: 120,
             max_tokens: 16,
         }
+    }
+}
+
+/// What may pass after a worker was killed, in milliseconds. A profile says it where its machine is
+/// quiet enough for a time to be a promise.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Budget {
+    /// Until its Guard has taken over.
+    pub promotion_ms: Option<u64>,
+    /// Until a request is answered, and right.
+    pub first_correct_response_ms: Option<u64>,
+    /// Until a request is served blocks of the dead worker.
+    pub first_guard_hit_ms: Option<u64>,
+    /// Until a replacement serves.
+    pub replacement_serving_ms: Option<u64>,
+}
+
+impl Budget {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
     }
 }
 

@@ -15,6 +15,8 @@ use crate::config::{Config, UsageError};
 use crate::environment::{self, progress};
 use crate::evidence::result::{ArmResult, Pin};
 use crate::evidence::write_json;
+use crate::failure::Failure;
+use crate::gate::{Decision, needs};
 use crate::sim::NOTICE;
 use crate::snapshot;
 use crate::terminal;
@@ -35,6 +37,23 @@ struct RunDocument<'a> {
     /// The harness's own share of the whole run, 0 to 1; installing software is not its own.
     harness_share: f64,
     arms: Vec<RunRow<'a>>,
+    /// Arms that another kind of stack can tell.
+    gated: Vec<GatedRow>,
+}
+
+/// An arm that a stack of this profile cannot tell.
+#[derive(Debug)]
+struct Gated {
+    name: &'static str,
+    decision: Decision,
+    /// Somebody asked for this one, by its name.
+    insisted: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct GatedRow {
+    name: &'static str,
+    reason: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -97,7 +116,11 @@ pub fn run(
     };
 
     let mut results: Vec<ArmResult> = Vec::new();
-    let chosen = select::arms(&all, filters);
+    let (chosen, gated) = told_here(&runner.config, select::arms(&all, filters), filters);
+    if let Some(failure) = refused(&gated, chosen.is_empty()) {
+        eprintln!("{failure}");
+        return Ok(ExitCode::from(FAILED));
+    }
     for arm in &chosen {
         if runner.interrupt.cause().is_some() {
             break;
@@ -118,7 +141,7 @@ pub fn run(
             }
         }
     }
-    conclude(&runner, &results, began, software);
+    conclude(&runner, &results, &gated, began, software);
     if results.len() < chosen.len() {
         let rest: Vec<&str> = chosen[results.len()..].iter().map(|arm| arm.name).collect();
         println!("{}not run: {}", table::mark(engine), rest.join(", "));
@@ -151,7 +174,60 @@ fn lost_between(before: Option<&ArmResult>, now: &ArmResult) -> Option<String> {
     })
 }
 
-fn conclude(runner: &Runner, results: &[ArmResult], began: Instant, software: f64) {
+/// The arms that a stack of this profile can tell, and the others with the reason.
+fn told_here(
+    config: &Config,
+    chosen: Vec<&'static Arm>,
+    filters: &[String],
+) -> (Vec<&'static Arm>, Vec<Gated>) {
+    let mut gated = Vec::new();
+    let mut here = Vec::new();
+    for arm in chosen {
+        match arm.wants.decide(&config.profile) {
+            Decision::Runnable => here.push(arm),
+            decision @ Decision::Gated { .. } => gated.push(Gated {
+                name: arm.name,
+                insisted: filters.iter().any(|filter| filter == arm.name)
+                    || config.require.iter().any(|name| {
+                        name != "all" && needs::required(std::slice::from_ref(name), arm.name)
+                    }),
+                decision,
+            }),
+        }
+    }
+    (here, gated)
+}
+
+/// Somebody named an arm, or nothing but arms, that this stack cannot tell.
+fn refused(gated: &[Gated], nothing_else: bool) -> Option<Failure> {
+    let named = gated.iter().find(|one| one.insisted);
+    let one = named.or_else(|| gated.first().filter(|_| nothing_else))?;
+    one.decision.insisted_failure(one.name, false)
+}
+
+/// One line for each reason, with the arms that it keeps out.
+fn gated_lines(gated: &[Gated]) -> Vec<String> {
+    let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
+    for one in gated {
+        let reason = one.decision.to_string();
+        match reasons.iter_mut().find(|(known, _)| *known == reason) {
+            Some((_, names)) => names.push(one.name),
+            None => reasons.push((reason, vec![one.name])),
+        }
+    }
+    reasons
+        .into_iter()
+        .map(|(reason, names)| format!("gated: {}: {reason}", names.join(", ")))
+        .collect()
+}
+
+fn conclude(
+    runner: &Runner,
+    results: &[ArmResult],
+    gated: &[Gated],
+    began: Instant,
+    software: f64,
+) {
     println!("{}", table::verdicts(results, terminal::columns()));
     for result in results {
         if let Pin::Missing { name } = &result.pin {
@@ -164,6 +240,9 @@ fn conclude(runner: &Runner, results: &[ArmResult], began: Instant, software: f6
             let name = table::marked(result.engine, &result.name);
             println!("{name}: note: {note}");
         }
+    }
+    for line in gated_lines(gated) {
+        println!("{}{line}", table::mark(runner.config.profile.engine.kind));
     }
     let wall = began.elapsed().as_secs_f64() * 1000.0;
     let own: f64 = results.iter().map(|result| result.timings.harness).sum();
@@ -183,6 +262,13 @@ fn conclude(runner: &Runner, results: &[ArmResult], began: Instant, software: f6
                 reason: table::reason(result),
                 wall: result.timings.wall,
                 evidence: &result.evidence,
+            })
+            .collect(),
+        gated: gated
+            .iter()
+            .map(|one| GatedRow {
+                name: one.name,
+                reason: one.decision.to_string(),
             })
             .collect(),
     };

@@ -6,8 +6,11 @@
 //! and waits in the backlog.
 //!
 //! [`acquire`] blocks: call it outside of any runtime; `cancel` ends the wait. Nothing that a
-//! held [`Lease`] offers does.
+//! held [`Lease`] offers does. What an exclusive one may do to the stack is in `harm`.
 
+mod harm;
+
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -26,6 +29,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::ended;
+use super::harm::{Death, Done};
 use super::process::{Placement, Spawn};
 use super::protocol::{Ask, Mode, PROTOCOL, StackInfo, Tell, WorkerInfo};
 use super::state_dir::{StackDir, StateDir, unusable};
@@ -129,6 +133,9 @@ pub struct Lease {
 struct Heard {
     broken: Option<Failure>,
     reference: Option<Result<(WorkerInfo, u64), Failure>>,
+    deaths: Vec<Death>,
+    done: BTreeMap<u64, Done>,
+    numbers: u64,
 }
 
 impl Lease {
@@ -207,8 +214,17 @@ impl Heard {
                 self.reference = Some(Ok((worker, start_ms)));
             }
             Tell::Failed { failure } => self.reference = Some(Err(failure)),
+            Tell::Died { death } => self.deaths.push(death),
+            Tell::Done { number, done } => {
+                self.done.insert(number, *done);
+            }
             _ => {}
         }
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
     }
 }
 

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::harm::{Death, Deed, Done};
 use crate::failure::Failure;
 use crate::plan::Plan;
 
 /// Bumped when either side would misread the other. Part of the fingerprint.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 /// A duration as messages carry it: whole milliseconds.
 #[must_use]
@@ -51,6 +52,13 @@ pub enum Ask {
     },
     /// On a lease: the reference engine is needed; held until the lease ends.
     Reference,
+    /// On an exclusive lease: something is to be done to a process of the stack.
+    Harm {
+        /// Chosen by the client; [`Tell::Done`] repeats it.
+        number: u64,
+        /// What.
+        deed: Deed,
+    },
     /// Instead of a lease: what is going on?
     Status,
     /// Instead of a lease: stop the stack; refused while leases are held unless forced.
@@ -102,6 +110,18 @@ pub enum Tell {
     Broken {
         /// What happened.
         failure: Failure,
+    },
+    /// What came of [`Ask::Harm`].
+    Done {
+        /// Of which.
+        number: u64,
+        /// What.
+        done: Box<Done>,
+    },
+    /// On the lease that permitted it: a process ended.
+    Died {
+        /// Which, and when.
+        death: Death,
     },
     /// Refused: someone holds what the client wants.
     Busy {
@@ -180,7 +200,7 @@ pub struct StackInfo {
 /// What `kvcr-phase1 status` prints.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Status {
-    /// `starting`, `ready`, `failed`, `stopping`.
+    /// `starting`, `ready`, `mending`, `failed`, `stopping`.
     pub state: String,
     /// Which configuration.
     pub fingerprint: String,

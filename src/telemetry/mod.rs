@@ -4,11 +4,13 @@
 //! - [`delta`]: what changed between two pages, and whether that can be said at all.
 //! - [`kvcr`]: the series that speak of KVCR and the engine's tiers, by name.
 //! - [`mod@settle`]: scraping until the counters stand still.
+//! - [`guard`]: what a Guard logs of a takeover.
 //! - [`logs`]: the lines of an engine's log that matter.
 //!
 //! Nothing here judges: a [`Reading`] becomes a check in [`crate::verdict`].
 
 pub mod delta;
+pub mod guard;
 pub mod kvcr;
 pub mod logs;
 pub mod page;

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use super::connection::{ConnId, Event};
 use super::log;
 use crate::failure::Failure;
+use crate::stack::harm::{Deed, Done};
 use crate::stack::protocol::{Ask, Mode, PROTOCOL, StackInfo, Tell};
 use crate::stack::queue::Queue;
 
@@ -22,6 +23,8 @@ const RUNS_MAX: usize = 32;
 pub(super) enum Order {
     /// A granted lease wants the reference engine.
     Reference(ConnId),
+    /// The exclusive holder wants something done to a process.
+    Harm(ConnId, u64, Deed),
     /// Somebody asks what is going on.
     Status(ConnId),
     /// Somebody wants the stack stopped, and may.
@@ -151,6 +154,7 @@ impl Desk {
                 self.hang_up(id, "the reference was asked for without a lease");
                 None
             }
+            Ask::Harm { number, deed } => self.may_harm(id, number, deed),
             Ask::Status => Some(Order::Status(id)),
             Ask::Down { force } => self.may_stop(id, force, "asked to stop".to_owned()),
             Ask::Evict { by } => self.may_stop(id, false, format!("{by} wants the device")),
@@ -184,6 +188,23 @@ impl Desk {
             }
             Phase::Down => Some(Order::Start),
         }
+    }
+
+    /// Only whoever has the stack alone may harm it.
+    fn may_harm(&mut self, id: ConnId, number: u64, deed: Deed) -> Option<Order> {
+        let alone = self.queue.held().any(|held| held == id)
+            && self
+                .lease(id)
+                .is_some_and(|lease| lease.mode == Mode::Exclusive);
+        if alone {
+            return Some(Order::Harm(id, number, deed));
+        }
+        let failure = Failure::inconclusive("the stack may not be harmed on this lease")
+            .expected("a lease that is exclusive, and granted")
+            .hint("declare the arm exclusive");
+        let done = Box::new(Done::Failed { failure });
+        self.tell(id, Tell::Done { number, done });
+        None
     }
 
     fn may_stop(&mut self, id: ConnId, force: bool, why: String) -> Option<Order> {

@@ -19,9 +19,10 @@ use crate::plan::Group;
 use crate::stack::cookie::Mark;
 use crate::stack::devices::NotHad;
 use crate::stack::ended;
+use crate::stack::harm::Done;
 use crate::stack::leftovers::Leftovers;
 use crate::stack::process;
-use crate::stack::protocol::{StackInfo, millis};
+use crate::stack::protocol::{StackInfo, Tell, millis};
 use crate::stack::sweep::Ours;
 
 /// Freeing a device's memory after its process died.
@@ -191,6 +192,11 @@ impl Supervisor<'_> {
                     Some(Order::Stop(id, why)) => {
                         self.put_down(&why);
                         return End::Stopped(Stop { reply: Some(id), why });
+                    }
+                    Some(Order::Harm(id, number, _)) => {
+                        let failure = Failure::inconclusive("nothing can be harmed yet");
+                        let done = Box::new(Done::Failed { failure });
+                        self.desk.tell(id, Tell::Done { number, done });
                     }
                     Some(Order::Start) | None => {}
                 },

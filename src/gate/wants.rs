@@ -1,0 +1,82 @@
+//! What an arm wants of the profile, whatever the machine can do. Pure.
+//!
+//! A machine that lacks something is a matter of [`super::needs`]. Here the stack itself is
+//! another one: some situations exist only in a stack with Guards, some only in one without.
+
+use crate::config::Profile;
+
+use super::Decision;
+
+/// A kind of stack that an arm is told on.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Wants {
+    /// Any.
+    #[default]
+    Any,
+    /// One whose router hints requests that carry a cache salt: none with a state agent does.
+    SaltedHints,
+    /// One in which a Guard stands behind each of at least two workers.
+    Guards,
+}
+
+impl Wants {
+    /// Whether a stack of `profile` will do.
+    #[must_use]
+    pub fn decide(self, profile: &Profile) -> Decision {
+        let guarded = profile.kvcr.guard;
+        let gated = |need: &str, found: String, hint: &str| Decision::Gated {
+            need: need.to_owned(),
+            found,
+            hint: hint.to_owned(),
+        };
+        match self {
+            Self::SaltedHints if guarded => gated(
+                "a stack without a state agent: with one the router hints no request that carries a cache salt",
+                "kvcr.guard = true".to_owned(),
+                "leave --guard out for this case",
+            ),
+            Self::Guards if !guarded => gated(
+                "a Guard beside each worker",
+                "kvcr.guard = false".to_owned(),
+                "pass --guard (PHASE1_GUARD=true)",
+            ),
+            Self::Guards if profile.topology.workers < 2 => gated(
+                "two workers: one that dies and one that lives",
+                format!("topology.workers = {}", profile.topology.workers),
+                "pass --workers=2",
+            ),
+            Self::Any | Self::SaltedHints | Self::Guards => Decision::Runnable,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::testing::cpu;
+
+    #[test]
+    fn an_arm_is_told_on_its_kind_of_stack_only() {
+        let decide = |wants: Wants, flags: &[&str]| match wants.decide(&cpu(flags).profile) {
+            Decision::Runnable => None,
+            Decision::Gated { found, .. } => Some(found),
+        };
+        for flags in [&[][..], &["--guard"]] {
+            assert_eq!(decide(Wants::Any, flags), None);
+        }
+        assert_eq!(decide(Wants::SaltedHints, &[]), None);
+        assert_eq!(
+            decide(Wants::SaltedHints, &["--guard"]).as_deref(),
+            Some("kvcr.guard = true")
+        );
+        assert_eq!(decide(Wants::Guards, &["--guard"]), None);
+        assert_eq!(
+            decide(Wants::Guards, &[]).as_deref(),
+            Some("kvcr.guard = false")
+        );
+        assert_eq!(
+            decide(Wants::Guards, &["--guard", "--workers=1"]).as_deref(),
+            Some("topology.workers = 1")
+        );
+    }
+}
