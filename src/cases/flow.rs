@@ -23,6 +23,8 @@ pub(super) fn filled(seen: &Observation, blocks: Blocks) -> u64 {
 pub(super) struct Flow {
     /// Prompt tokens that were computed.
     pub(super) computed: u64,
+    /// Blocks that the engine still had in its device cache.
+    pub(super) kept: u64,
     /// Blocks that KVCR's own tier took in.
     pub(super) stored: u64,
     /// Blocks that KVCR's own tier gave to the engine.
@@ -36,6 +38,7 @@ pub(super) struct Flow {
 impl AddAssign for Flow {
     fn add_assign(&mut self, other: Self) {
         self.computed += other.computed;
+        self.kept += other.kept;
         self.stored += other.stored;
         self.delivered += other.delivered;
         self.fetched += other.fetched;
@@ -47,6 +50,14 @@ impl Flow {
     /// A request that nothing was found for: all of it is computed, and what it fills is stored.
     pub(super) fn cold(seen: &Observation, blocks: Blocks) -> Self {
         Self::beyond(seen, 0, blocks)
+    }
+
+    /// A request of which the device cache still had the first `hit` tokens.
+    pub(super) fn kept(seen: &Observation, hit: u64, blocks: Blocks) -> Self {
+        Self {
+            kept: blocks.full(hit),
+            ..Self::beyond(seen, hit, blocks)
+        }
     }
 
     /// A request of which KVCR's own tier gave the first `hit` tokens.
@@ -95,7 +106,7 @@ impl Flow {
             ),
             (
                 "tokens_from_device",
-                0,
+                blocks.tokens_of(self.kept),
                 kvcr::prompt_tokens(delta, PromptSource::LocalCacheHit),
             ),
             (

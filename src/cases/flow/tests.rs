@@ -28,6 +28,7 @@ fn failed(flow: Flow, after: &Page) -> Vec<(String, Class)> {
 
 const WRITTEN: Flow = Flow {
     computed: 0,
+    kept: 0,
     stored: 0,
     delivered: 0,
     fetched: 0,
@@ -83,6 +84,8 @@ fn what_is_beyond_a_hit_is_computed_and_stored() {
     assert_eq!((flow.computed, flow.fetched, flow.stored), (32, 8, 0));
     let flow = Flow::delivered(&answer(544, 100), 320, blocks);
     assert_eq!((flow.computed, flow.delivered, flow.stored), (224, 5, 5));
+    let flow = Flow::kept(&answer(544, 16), 512, blocks);
+    assert_eq!((flow.computed, flow.kept, flow.stored), (32, 8, 0));
     let mut both = Flow::cold(&answer(544, 16), blocks);
     both += Flow::written(512, blocks);
     assert_eq!((both.computed, both.stored, both.written), (544, 8, 8));
