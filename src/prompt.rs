@@ -8,7 +8,8 @@
 //!
 //! Every token comes from SHA-256 in counter mode over (case, arm, variant, seed, role, length):
 //! the first block, the only one that decides what is shared, is the nonce. Prompts that are to
-//! share a prefix are made by [`Prompts::extend`]; no others do.
+//! share a prefix are made by [`Prompts::extend`], or of equal leading sections by
+//! [`Prompts::sections`]; no others do.
 
 use std::path::Path;
 
@@ -55,6 +56,15 @@ pub struct Key<'a> {
     pub arm: &'a str,
     /// How often the arm has run on this stack before: a prompt is cold only once.
     pub variant: u64,
+}
+
+/// A part of a prompt that others may have too.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Section<'a> {
+    /// Tells it from the other sections of the same key.
+    pub name: &'a str,
+    /// Its length.
+    pub tokens: usize,
 }
 
 /// Makes prompts in the vocabulary of one model.
@@ -146,6 +156,19 @@ impl Prompts {
         self.make(kept, &stream, more)
     }
 
+    /// A prompt of `sections`, one after the other: `[system][shared 2][own tail]`. A section of the
+    /// same key, name and length has the same tokens in every prompt, wherever it stands; so two
+    /// prompts share their equal leading sections, to the token. What a block holds depends on all
+    /// before it: an equal section behind an unequal one is computed anew.
+    pub fn sections(&self, key: Key<'_>, sections: &[Section<'_>]) -> Prompt {
+        let mut ids = Vec::new();
+        for Section { name, tokens } in sections {
+            let stream = self.stream(key, &format!("section {name}"), 0, *tokens);
+            self.draw(&mut ids, &stream, *tokens);
+        }
+        self.finish(ids)
+    }
+
     /// `count` prompts of `tokens` tokens that push others out of a cache.
     pub fn fillers(&self, key: Key<'_>, count: usize, tokens: usize) -> Vec<Prompt> {
         self.many(key, "filler", &vec![tokens; count])
@@ -186,6 +209,12 @@ impl Prompts {
     }
 
     fn make(&self, mut ids: Vec<u32>, stream: &[u8; 32], more: usize) -> Prompt {
+        self.draw(&mut ids, stream, more);
+        self.finish(ids)
+    }
+
+    /// `more` tokens of a stream.
+    fn draw(&self, ids: &mut Vec<u32>, stream: &[u8; 32], more: usize) {
         let target = ids.len() + more;
         let words = self.words.len() as u64;
         let mut counter = 0_u64;
@@ -201,6 +230,9 @@ impl Prompts {
                 ids.push(*id);
             }
         }
+    }
+
+    fn finish(&self, ids: Vec<u32>) -> Prompt {
         let mut digest = Sha256::new();
         let mut text = String::new();
         for id in &ids {
@@ -350,6 +382,8 @@ mod tests {
             all.push(p.clone().with_seed(1).cold(key, 512));
             all.extend(p.fillers(key, 4, 512));
             all.extend(p.lengths(key, &[511, 512, 513]));
+            all.push(p.sections(key, &[section("system", 512)]));
+            all.push(p.sections(key, &[section("tail", 512)]));
         }
         let first: HashSet<_> = all.iter().map(|prompt| &prompt.ids[..16]).collect();
         assert_eq!(first.len(), all.len());
@@ -357,7 +391,45 @@ mod tests {
         assert_eq!(names.len(), all.len());
     }
 
+    fn section(name: &str, tokens: usize) -> Section<'_> {
+        Section { name, tokens }
+    }
+
+    #[test]
+    fn equal_sections_are_equal_wherever_they_stand() {
+        let p = prompts();
+        let system = section("system", 70);
+        let [a, b] = ["a", "b"].map(|name| p.sections(KEY, &[system, section(name, 80)]));
+        assert_eq!(a.ids[..70], b.ids[..70]);
+        assert_ne!(a.ids[70..], b.ids[70..]);
+        let behind = p.sections(KEY, &[section("a", 80), system]);
+        assert_eq!(behind.ids[80..], a.ids[..70]);
+        let other = p.clone().with_seed(1).sections(KEY, &[system]);
+        assert_ne!(other.ids, a.ids[..70]);
+        assert_eq!(p.sections(KEY, &[]).tokens(), 0);
+    }
+
     proptest! {
+        #[test]
+        fn a_prompt_of_sections_is_the_sections_one_after_the_other(
+            lengths in prop::collection::vec(0_usize..300, 0..5), more in 16_usize..100,
+        ) {
+            let p = prompts();
+            let names: Vec<String> = (0..lengths.len()).map(|k| format!("shared {k}")).collect();
+            let shared: Vec<Section<'_>> = names
+                .iter()
+                .zip(&lengths)
+                .map(|(name, tokens)| section(name, *tokens))
+                .collect();
+            let with = |tail| p.sections(KEY, &[&shared[..], &[section(tail, more)]].concat());
+            let (one, other) = (with("one"), with("other"));
+            let common = lengths.iter().sum::<usize>();
+            prop_assert_eq!(one.tokens(), common + more);
+            prop_assert_eq!(&one, &with("one"));
+            prop_assert_eq!(&one.ids[..common], &other.ids[..common]);
+            prop_assert_ne!(&one.ids[common..], &other.ids[common..]);
+        }
+
         #[test]
         fn lengths_and_shared_prefixes_are_exact(
             tokens in 0_usize..1500, blocks in 0_usize..10, more in 0_usize..300, variant in any::<u64>(), tail in any::<u64>(),

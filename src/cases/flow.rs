@@ -32,8 +32,9 @@ pub(super) struct Flow {
     pub(super) computed: u64,
     /// Prompt tokens that were not computed because pages came from KVCR's own tier or a peer.
     pub(super) outside: u64,
-    /// Pages that KVCR's own tier took in: a new block's attention page. A story that has an engine
-    /// make a checkpoint adds the state pages.
+    /// Blocks that the engine still had in its device cache.
+    pub(super) kept: u64,
+    /// Pages that KVCR's own tier took in: those of new blocks, and of a new checkpoint.
     pub(super) stored: u64,
     /// Pages that KVCR's own tier gave to the engine.
     pub(super) delivered: Pages,
@@ -47,6 +48,7 @@ impl AddAssign for Flow {
     fn add_assign(&mut self, other: Self) {
         self.computed += other.computed;
         self.outside += other.outside;
+        self.kept += other.kept;
         self.stored += other.stored;
         self.delivered += other.delivered;
         self.fetched += other.fetched;
@@ -58,6 +60,14 @@ impl Flow {
     /// A request that nothing was found for: all of it is computed, and what it fills is stored.
     pub(super) fn cold(seen: &Observation, blocks: Geometry) -> Self {
         Self::beyond(seen, 0, blocks)
+    }
+
+    /// A request of which the device cache still had the first `hit` tokens.
+    pub(super) fn kept(seen: &Observation, hit: u64, blocks: Geometry) -> Self {
+        Self {
+            kept: blocks.full(hit),
+            ..Self::beyond(seen, hit, blocks)
+        }
     }
 
     /// A request of which KVCR's own tier gave the first `hit` tokens.
@@ -114,7 +124,7 @@ impl Flow {
             ),
             (
                 "tokens_from_device",
-                exactly(0),
+                exactly(blocks.tokens_of(self.kept)),
                 kvcr::prompt_tokens(delta, PromptSource::LocalCacheHit),
             ),
             (

@@ -166,11 +166,11 @@ impl<'a> Scene<'a> {
         self.prompts.cold(self.key(label), length(tokens))
     }
 
-    /// `count` prompts of `tokens` tokens that push others out of a cache.
+    /// `count` prompts of `tokens` tokens that push others out of a cache; `label` tells several
+    /// floods of one arm apart.
     #[must_use]
-    pub fn fillers(&self, count: usize, tokens: u64) -> Vec<Prompt> {
-        self.prompts
-            .fillers(self.key("filler"), count, length(tokens))
+    pub fn fillers(&self, label: &str, count: usize, tokens: u64) -> Vec<Prompt> {
+        self.prompts.fillers(self.key(label), count, length(tokens))
     }
 
     /// `tokens` tokens, of which the first `keep` are those of `prefix`; `tail` tells several of

@@ -9,15 +9,22 @@ use super::flow::Flow;
 use super::scene::Scene;
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
-use crate::failure::Failure;
+use crate::failure::{Class, Failure};
 use crate::gate::Wants;
 use crate::prompt::Prompt;
 use crate::stack::protocol::Mode;
+use crate::verdict::Check;
+
+mod judge;
+
+use judge::Twice;
 
 /// Blocks of a seeded prompt.
 const BLOCKS: u64 = 8;
 /// Blocks that a prompt shares with a seeded one where it shares only some.
 const SHARED: u64 = 5;
+/// Blocks of a long prompt.
+const LARGE: u64 = 200;
 /// Hinted requests at once.
 const AT_ONCE: usize = 8;
 
@@ -35,7 +42,7 @@ pub const CASE: Case = Case {
         },
         Arm {
             name: "tc03::partial_prefix_hint",
-            claim: "a prompt that shares whole blocks with what a peer holds gets exactly those",
+            claim: "prompts that share a beginning with what a peer holds get exactly the whole blocks they share",
             mode: Mode::Exclusive,
             wants: Wants::SaltedHints,
             story: partial_prefix_hint,
@@ -53,6 +60,27 @@ pub const CASE: Case = Case {
             mode: Mode::Exclusive,
             wants: Wants::SaltedHints,
             story: concurrent,
+        },
+        Arm {
+            name: "tc03::twice_at_once",
+            claim: "the same hinted prompt twice at once is served by the peer, once or twice, and the sums are exact",
+            mode: Mode::Exclusive,
+            wants: Wants::SaltedHints,
+            story: twice_at_once,
+        },
+        Arm {
+            name: "tc03::no_source",
+            claim: "a peer that is hinted and has nothing left says so: the prompt is computed, rightly, and both count it",
+            mode: Mode::Exclusive,
+            wants: Wants::DenseSaltedHints,
+            story: no_source,
+        },
+        Arm {
+            name: "tc03::large",
+            claim: "a prompt of 200 blocks is served by the peer to the block and the byte",
+            mode: Mode::Exclusive,
+            wants: Wants::DenseSaltedHints,
+            story: large,
         },
     ],
 };
@@ -118,22 +146,43 @@ fn partial_prefix_hint<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(),
     Box::pin(async move {
         let blocks = scene.blocks();
         let length = seeded_length(scene);
-        let seeded = scene.prompt("seeded", length);
-        let asked = scene.related(&seeded, scene.tokens(SHARED) + 1, 0, length);
-        scene.reference(&[("asked", &asked)]).await?;
-        let reused = scene
-            .reference_reuse(&[("seeded", &seeded), ("asked", &asked)])
-            .await?;
+        // Around the end of a block: one token short of it, exactly it, one beyond.
+        let edges = ["one_short", "exact", "one_over"];
+        let pairs: Vec<(&str, Prompt, Prompt)> = edges
+            .iter()
+            .zip(blocks.boundary(SHARED))
+            .map(|(label, shared)| {
+                let seeded = scene.prompt(label, length);
+                let asked = scene.related(&seeded, shared, 0, length);
+                (*label, seeded, asked)
+            })
+            .collect();
+        let questions: Vec<_> = pairs
+            .iter()
+            .map(|(label, _, asked)| (*label, asked))
+            .collect();
+        scene.reference(&questions).await?;
+        let mut reused = Vec::new();
+        for (label, seeded, asked) in &pairs {
+            let sequence = [("seeded", seeded), (*label, asked)];
+            reused.push(scene.reference_reuse(&sequence).await?[1]);
+        }
 
-        seed(scene, &[("seed".into(), &seeded)], 0).await?;
+        let seeds: Vec<_> = pairs
+            .iter()
+            .map(|(label, seeded, _)| (format!("{label}.seed"), seeded))
+            .collect();
+        seed(scene, &seeds, 0).await?;
         let before = scene.counters("seeded").await?;
-        let seen = scene.ask("asked", &asked, 1).await?;
+        let (mut target, mut source) = (Flow::default(), Flow::default());
+        for ((label, _, asked), reused) in pairs.iter().zip(&reused) {
+            let seen = scene.ask(label, asked, 1).await?;
+            scene.answers_as_reference(label, &seen);
+            scene.hit_as_reused(&seen, *reused);
+            target += Flow::fetched(&seen, *reused, blocks);
+            source += Flow::written(*reused, blocks);
+        }
         let deltas = scene.since(&before, "asked").await?;
-        scene.answers_as_reference("asked", &seen);
-        scene.hit_as_reused(&seen, reused[1]);
-
-        let target = Flow::fetched(&seen, reused[1], blocks);
-        let source = Flow::written(reused[1], blocks);
         scene.checks(target.checks(1, deltas.worker(1), blocks));
         scene.checks(source.checks(0, deltas.worker(0), blocks));
         Ok(())
@@ -210,6 +259,140 @@ fn concurrent<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>
         }
         scene.checks(target.checks(1, deltas.worker(1), blocks));
         scene.checks(source.checks(0, deltas.worker(0), blocks));
+        Ok(())
+    })
+}
+
+fn twice_at_once<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
+    Box::pin(async move {
+        let blocks = scene.blocks();
+        let prompt = scene.prompt("prompt", seeded_length(scene));
+        scene.reference(&[("prompt", &prompt)]).await?;
+        let hit = scene.reference_reused("prompt")?;
+
+        seed(scene, &[("seed".into(), &prompt)], 0).await?;
+        let before = scene.counters("seeded").await?;
+        let seen = scene
+            .ask_together(&[("one", &prompt, 1), ("other", &prompt, 1)])
+            .await?;
+        let deltas = scene.since(&before, "asked").await?;
+        let mut both = Flow::default();
+        for seen in &seen {
+            scene.answers_as_reference("prompt", seen);
+            scene.hit_as_reused(seen, hit);
+            both += Flow::fetched(seen, hit, blocks);
+        }
+        scene.check(Check::equal(
+            "both_answered_alike",
+            Class::Product,
+            &seen[0].tokens,
+            &seen[1].tokens,
+        ));
+        let twice = Twice {
+            computed: both.computed,
+            hit,
+            blocks,
+        };
+        let (target, source) = (deltas.worker(1), deltas.worker(0));
+        scene.checks(twice.checks(target, source));
+        scene.note(match twice.transfers(target) {
+            1 => "the two shared one transfer",
+            _ => "each of the two had a transfer of its own",
+        });
+        Ok(())
+    })
+}
+
+/// The router hints by what a worker's device holds, and a source gives what its host tier or KVCR's
+/// own tier holds. So the seed is kept on the device alone: fillers push it out of KVCR's tier, while
+/// one more request for it, halfway, keeps it the device's last to go; then they push it out of the
+/// host tier, which is smaller than the device. It must still be there at that request: what a host
+/// tier has lost and the device has not is stored anew.
+fn no_source<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
+    Box::pin(async move {
+        let blocks = scene.blocks();
+        let host = scene.host_blocks(0).await?;
+        let own = u64::from(scene.config().profile.kvcr.dram_slots);
+        roomy_device(scene, host)?;
+        let prompt = scene.prompt("prompt", seeded_length(scene));
+        scene.reference(&[("prompt", &prompt)]).await?;
+        let hit = scene.reference_reused("prompt")?;
+
+        seed(scene, &[("seed".into(), &prompt)], 0).await?;
+        let before = scene.counters("seeded").await?;
+        let mut flow = Flow::default();
+        let first = own.saturating_sub(host);
+        for filler in scene.flood("first", 0, first).await? {
+            flow += Flow::cold(&filler, blocks);
+        }
+        let kept = scene.ask("kept", &prompt, 0).await?;
+        scene.hit_as_reused(&kept, hit);
+        flow += Flow::kept(&kept, hit, blocks);
+        for filler in scene.flood("second", 0, host).await? {
+            flow += Flow::cold(&filler, blocks);
+        }
+        let flooded = scene.since(&before, "flooded").await?;
+        scene.checks(flow.checks(0, flooded.worker(0), blocks));
+
+        let before = scene.counters("before").await?;
+        let seen = scene.ask("asked", &prompt, 1).await?;
+        let deltas = scene.since_refused(&before, "asked").await?;
+        scene.answers_as_reference("prompt", &seen);
+        scene.hit(&seen, 0..=0);
+        let (target, source) = (deltas.worker(1), deltas.worker(0));
+        scene.checks(judge::refused(target, source));
+        scene.checks(Flow::cold(&seen, blocks).checks(1, target, blocks));
+        scene.checks(Flow::default().checks(0, source, blocks));
+        scene.note(format!(
+            "the refused request took {:.0} ms; a transfer times out after {} ms",
+            seen.wall_ms,
+            scene.config().profile.kvcr.operation_timeout_ms
+        ));
+        Ok(())
+    })
+}
+
+/// The device cache has to hold the seed beside all that the host tier holds; the last block of a
+/// filler is not full, and takes a place all the same.
+fn roomy_device(scene: &Scene<'_>, host: u64) -> Result<(), Failure> {
+    let least = host + BLOCKS + 8;
+    let device = scene.device_blocks();
+    if device >= least {
+        return Ok(());
+    }
+    Err(
+        Failure::environment("the device cache is too small for this arm")
+            .expected(format!(
+                "engine.device_blocks of at least {least}: more than the host tier holds"
+            ))
+            .found(device)
+            .hint("raise it (--device-blocks), or make the host tier smaller (--primary-bytes)"),
+    )
+}
+
+fn large<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
+    Box::pin(async move {
+        let blocks = scene.blocks();
+        let prompt = scene.prompt("prompt", scene.tokens(LARGE) + scene.tokens(1) / 2);
+        scene.reference(&[("prompt", &prompt)]).await?;
+        let hit = scene.reference_reused("prompt")?;
+
+        seed(scene, &[("seed".into(), &prompt)], 0).await?;
+        let before = scene.counters("seeded").await?;
+        let seen = scene.ask("asked", &prompt, 1).await?;
+        let deltas = scene.since(&before, "asked").await?;
+        scene.answers_as_reference("prompt", &seen);
+        scene.hit_as_reused(&seen, hit);
+        let target = Flow::fetched(&seen, hit, blocks);
+        let source = Flow::written(hit, blocks);
+        scene.checks(target.checks(1, deltas.worker(1), blocks));
+        scene.checks(source.checks(0, deltas.worker(0), blocks));
+        scene.note(format!(
+            "{}, {} B, {:.0} ms",
+            source.written,
+            blocks.bytes_of(blocks.moved(source.written)),
+            seen.wall_ms
+        ));
         Ok(())
     })
 }

@@ -84,7 +84,7 @@ mod tests {
         let base = of(cpu(&[]), installed());
         assert_eq!(base.len(), DIGITS);
         for flags in [
-            ["--device-blocks", "97"],
+            ["--device-blocks", "225"],
             ["--block-tokens", "128"],
             ["--dtype", "bfloat16"],
             ["--dram-slots", "7"],

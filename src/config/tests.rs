@@ -36,7 +36,7 @@ fn sample(field: &Field) -> &'static str {
         "engine.dtype" => "bfloat16",
         "engine.block_tokens" => "128",
         "engine.max_model_len" => "2048",
-        "engine.device_blocks" => "128",
+        "engine.device_blocks" => "256",
         "engine.gpu_memory_utilization" => "0.5",
         "engine.env" => "A=1 B='x y'",
         "engine.args" => "--seed 7",
@@ -178,21 +178,21 @@ fn presence_is_what_the_struct_says() {
 
 #[test]
 fn flags_win_over_variables_and_variables_over_the_file() {
-    assert_eq!(cpu(&[]).profile.engine.device_blocks, Some(96));
-    let vars = [("PHASE1_DEVICE_BLOCKS", "97")];
+    assert_eq!(cpu(&[]).profile.engine.device_blocks, Some(224));
+    let vars = [("PHASE1_DEVICE_BLOCKS", "225")];
     assert_eq!(
         with(&vars, &[]).unwrap().profile.engine.device_blocks,
-        Some(97)
+        Some(225)
     );
-    let config = with(&vars, &["--device-blocks", "98"]).unwrap();
-    assert_eq!(config.profile.engine.device_blocks, Some(98));
+    let config = with(&vars, &["--device-blocks", "226"]).unwrap();
+    assert_eq!(config.profile.engine.device_blocks, Some(226));
     assert_eq!(
         config.overrides,
-        [("engine.device_blocks".to_owned(), "98".to_owned())]
+        [("engine.device_blocks".to_owned(), "226".to_owned())]
     );
     assert_eq!(
         config.replay_args(),
-        ["--profile=cpu", "--device-blocks=98"]
+        ["--profile=cpu", "--device-blocks=226"]
     );
 }
 
@@ -317,9 +317,19 @@ fn every_contradiction_is_refused_with_its_reason() {
             &["--abandon-timeout-ms", "9999"],
             "--abandon-timeout-ms: kvcr.abandon_timeout_ms: must be at least twice operation_timeout_ms, 10000, found 9999",
         ),
+        // The public quick start's timeout with the adapter's default: KVCR would refuse at start.
+        (
+            &[
+                "--operation-timeout-ms",
+                "5000",
+                "--abandon-timeout-ms",
+                "5000",
+            ],
+            "--abandon-timeout-ms: kvcr.abandon_timeout_ms: must be at least twice operation_timeout_ms, 10000, found 5000",
+        ),
         (
             &["--operation-timeout-ms", "6000"],
-            "env/cpu.toml:34: kvcr.abandon_timeout_ms: must be at least twice operation_timeout_ms, 12000, found 10000",
+            "env/cpu.toml:39: kvcr.abandon_timeout_ms: must be at least twice operation_timeout_ms, 12000, found 10000",
         ),
         (
             &["--lock", "none"],
@@ -347,7 +357,7 @@ fn every_contradiction_is_refused_with_its_reason() {
         ),
         (
             &["--device-blocks", "63"],
-            "env/cpu.toml:19: engine.max_model_len: must fit into the device cache, at most 63 blocks x 64 tokens = 4032, found 4096",
+            "env/cpu.toml:24: engine.max_model_len: must fit into the device cache, at most 63 blocks x 64 tokens = 4032, found 12864",
         ),
         (
             &["--dram-slots", "0"],
@@ -395,8 +405,8 @@ fn every_contradiction_is_refused_with_its_reason() {
         ),
         (&["--title="], "--title: title: must not be empty"),
         (
-            &["--max-tokens", "4096"],
-            "--max-tokens: request.max_tokens: must be less than engine.max_model_len 4096, found 4096",
+            &["--max-tokens", "12864"],
+            "--max-tokens: request.max_tokens: must be less than engine.max_model_len 12864, found 12864",
         ),
         (
             &["--host-address", "127.0.0.1"],
@@ -598,7 +608,7 @@ fn what_the_simulated_stack_has_not_is_refused_in_words() {
         "--model-build: model.build: sim is a model of the simulated stack; vllm needs dense or hybrid, or model.path"
     );
     let why = refused(&["--engine", "sim"]);
-    assert!(why.contains("env/cpu.toml:9: environment.lock: "), "{why}");
+    assert!(why.contains("env/cpu.toml:13: environment.lock: "), "{why}");
     assert!(why.contains("model.build: "), "{why}");
     let why = refused(&["--profile", "sim", "--device", "cuda"]);
     assert!(
@@ -626,15 +636,15 @@ proptest! {
 
     #[test]
     fn the_last_of_file_variable_and_flag_counts(
-        variable in prop::option::of(64u32..1000),
-        flag in prop::option::of(64u32..1000),
+        variable in prop::option::of(201u32..1000),
+        flag in prop::option::of(201u32..1000),
     ) {
         let in_variable = variable.map(|number| number.to_string());
         let vars: Vec<(&str, &str)> = in_variable.iter().map(|text| ("PHASE1_DEVICE_BLOCKS", text.as_str())).collect();
         let args: Vec<String> = flag.iter().map(|number| format!("--device-blocks={number}")).collect();
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let config = with(&vars, &args).unwrap();
-        prop_assert_eq!(config.profile.engine.device_blocks, flag.or(variable).or(Some(96)));
+        prop_assert_eq!(config.profile.engine.device_blocks, flag.or(variable).or(Some(224)));
     }
 }
 

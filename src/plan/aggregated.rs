@@ -174,7 +174,7 @@ mod tests {
     #[test]
     fn a_simulated_stack_has_no_rings_in_shared_memory() {
         let plan = canonical(&sim(&[]), &simulated()).unwrap();
-        assert_eq!(plan.shm_bytes, 2 * 524_288);
+        assert_eq!(plan.shm_bytes, 2 * 835_584);
     }
 
     #[test]
@@ -277,7 +277,7 @@ mod tests {
     fn shared_memory_is_counted_as_the_engine_takes_it() {
         let plan = canonical(&cpu(&[]), &installed()).unwrap();
         let rings = 251_658_260 + 167_772_180;
-        assert_eq!(plan.shm_bytes, 2 * (33_554_432 + rings) + rings);
+        assert_eq!(plan.shm_bytes, 2 * (53_477_376 + rings) + rings);
         assert_eq!(plan.shm_prefixes, ["vllm_offload_0000000000000000-g0-"]);
     }
 }

@@ -204,7 +204,7 @@ mod tests {
         let (bare, guarded) = (cpu(&[]), cpu(&["--guard"]));
         let plan = |config: &Config| canonical(config, &installed()).unwrap();
         let (bare, guarded) = (plan(&bare), plan(&guarded));
-        let pools = 2 * (1024 * 262_144 + JOURNAL_BYTES);
+        let pools = 2 * (320 * 262_144 + JOURNAL_BYTES);
         assert_eq!(guarded.shm_bytes, bare.shm_bytes + pools);
         let shared: Vec<_> = guarded
             .directories

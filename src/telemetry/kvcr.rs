@@ -142,6 +142,29 @@ pub fn events(delta: &Delta, scope: &str, result: &str) -> Counted {
     delta.counter(DURATION_COUNT, &[("scope", scope), ("result", result)])
 }
 
+/// How it is counted that a source holds nothing of what it is asked for: it looks at its engine's
+/// host tier in vain and fails the write, and the target fails the delivery.
+pub const NOTHING_HELD: [(&str, &str); 3] = [
+    ("framework_pin_wait", "failed"),
+    ("source_write", "failed"),
+    ("remote_deliver", "failed"),
+];
+
+/// Requests of peers that a source took up, however they ended.
+pub fn requests_of_peers(delta: &Delta) -> Counted {
+    events(delta, "control_start_write", "handled")
+}
+
+/// Requests of peers that a source failed.
+pub fn failed_writes(delta: &Delta) -> Counted {
+    events(delta, "source_write", "failed")
+}
+
+/// Requests to peers of which a target got nothing.
+pub fn failed_deliveries(delta: &Delta) -> Counted {
+    events(delta, "remote_deliver", "failed")
+}
+
 /// Bytes read from a tier into the engine's own host tier. Computed from keys, not measured.
 pub fn read_bytes(delta: &Delta, tier: Tier) -> Counted {
     tiered(delta, READ_BYTES, tier)
@@ -470,6 +493,39 @@ vllm:kvcr_duration_seconds_count{engine=\"0\",result=\"success\",scope=\"local_d
         assert_eq!(chunk_queries(&d, Tier::Kvcr).reading, Reading::Absent);
         assert_eq!(failures(&d), Ok(vec![]));
         assert_eq!(invariants(&d, Some(262_144)), []);
+    }
+
+    /// A tier without a pool of its own cannot take what the engine offers, and counts each offer.
+    #[test]
+    fn a_cascade_that_fails_for_want_of_a_pool_is_no_failed_transfer() {
+        let cascades = "\
+# TYPE vllm:kv_offload_tiering_cascade_job_failures_total counter
+vllm:kv_offload_tiering_cascade_job_failures_total{engine=\"0\",tier=\"1:kvcr\"} 3.0
+vllm:kvcr_duration_seconds_count{engine=\"0\",result=\"handled\",scope=\"control_start_write\"} 1.0
+";
+        let d = delta(cascades);
+        assert_eq!(failures(&d), Ok(vec![]));
+        assert_eq!(invariants(&d, Some(262_144)), []);
+    }
+
+    #[test]
+    fn a_source_that_holds_nothing_is_counted_on_both_sides() {
+        let refused = "\
+vllm:kvcr_duration_seconds_count{engine=\"0\",result=\"handled\",scope=\"control_start_write\"} 1.0
+vllm:kvcr_duration_seconds_count{engine=\"0\",result=\"failed\",scope=\"framework_pin_wait\"} 1.0
+vllm:kvcr_duration_seconds_count{engine=\"0\",result=\"failed\",scope=\"source_write\"} 1.0
+";
+        let source = delta(refused);
+        assert_eq!(requests_of_peers(&source).reading, Reading::Value(1.0));
+        assert_eq!(failed_writes(&source).reading, Reading::Value(1.0));
+        assert_eq!(failed_deliveries(&source).reading, Reading::Silent);
+        for ending in failures(&source).unwrap() {
+            let name = (ending.scope.as_str(), ending.result.as_str());
+            assert!(NOTHING_HELD.contains(&name), "{ending}");
+        }
+        let late = "vllm:kvcr_duration_seconds_count{engine=\"0\",result=\"timeout\",scope=\"framework_pin_wait\"} 1.0\n";
+        let ending = &failures(&delta(late)).unwrap()[0];
+        assert!(!NOTHING_HELD.contains(&(&ending.scope, &ending.result)));
     }
 
     /// Pages of the two workers around one hinted transfer of 8 blocks (and, on the source, a

@@ -32,9 +32,12 @@ const HINTED: &str = "tc03::hinted_and_fresh";
 const SHARED: &str = "tc03::partial_prefix_hint";
 const BOTH: &str = "tc03::both_directions";
 const CONCURRENT: &str = "tc03::concurrent";
+const TWICE: &str = "tc03::twice_at_once";
+const NO_SOURCE: &str = "tc03::no_source";
+const LARGE: &str = "tc03::large";
 
 /// The columns.
-pub(crate) const ARMS: [&str; 11] = [
+pub(crate) const ARMS: [&str; 14] = [
     COLD,
     WARM_DEVICE,
     WARM_TIER,
@@ -46,6 +49,9 @@ pub(crate) const ARMS: [&str; 11] = [
     SHARED,
     BOTH,
     CONCURRENT,
+    TWICE,
+    NO_SOURCE,
+    LARGE,
 ];
 
 /// An arm that goes red, and how.
@@ -197,23 +203,31 @@ const EVERY_HIT: &[Red] = &[
     (FULL, Product, "hit_as_reference_reuses[load]"),
     (PREFIX, Product, "hit_as_reference_reuses[one_short]"),
     (HINTED, Product, "hit_as_reference_reuses[hinted]"),
-    (SHARED, Product, "hit_as_reference_reuses[asked]"),
+    (SHARED, Product, "hit_as_reference_reuses[one_short]"),
     (BOTH, Product, "hit_as_reference_reuses[of_worker0]"),
     (CONCURRENT, Product, "hit_as_reference_reuses[hinted0]"),
+    (TWICE, Product, "hit_as_reference_reuses[one]"),
+    (NO_SOURCE, Product, "hit_as_reference_reuses[kept]"),
+    (LARGE, Product, "hit_as_reference_reuses[asked]"),
 ];
 /// The text is wrong where a peer gave blocks.
 const PEER_TEXT: &[Red] = &[
     (HINTED, Product, "tokens_equal_reference[hinted]"),
-    (SHARED, Product, "tokens_equal_reference[asked]"),
+    (SHARED, Product, "tokens_equal_reference[one_short]"),
     (BOTH, Product, "tokens_equal_reference[of_worker0]"),
     (CONCURRENT, Product, "tokens_equal_reference[hinted0]"),
+    (TWICE, Product, "tokens_equal_reference[one]"),
+    (LARGE, Product, "tokens_equal_reference[asked]"),
 ];
 /// A peer gives nothing, and nothing is counted as failed.
 const PEER_HIT: &[Red] = &[
     (HINTED, Product, "hit_as_reference_reuses[hinted]"),
-    (SHARED, Product, "hit_as_reference_reuses[asked]"),
+    (SHARED, Product, "hit_as_reference_reuses[one_short]"),
     (BOTH, Product, "hit_as_reference_reuses[of_worker0]"),
     (CONCURRENT, Product, "hit_as_reference_reuses[hinted0]"),
+    (TWICE, Product, "hit_as_reference_reuses[one]"),
+    (NO_SOURCE, Inconclusive, "peer_was_asked"),
+    (LARGE, Product, "hit_as_reference_reuses[asked]"),
 ];
 /// A transfer that ended badly is counted by its target.
 const TARGET_FAILED: &[Red] = &[
@@ -221,6 +235,9 @@ const TARGET_FAILED: &[Red] = &[
     (SHARED, Product, "no_failed_transfer[worker1.asked]"),
     (BOTH, Product, "no_failed_transfer[worker0.asked]"),
     (CONCURRENT, Product, "no_failed_transfer[worker1.asked]"),
+    (TWICE, Product, "no_failed_transfer[worker1.asked]"),
+    (NO_SOURCE, Product, "target_counts_that_nothing_came"),
+    (LARGE, Product, "no_failed_transfer[worker1.asked]"),
 ];
 /// And by its source.
 const SOURCE_FAILED: &[Red] = &[
@@ -228,6 +245,9 @@ const SOURCE_FAILED: &[Red] = &[
     (SHARED, Product, "no_failed_transfer[worker0.asked]"),
     (BOTH, Product, "no_failed_transfer[worker0.asked]"),
     (CONCURRENT, Product, "no_failed_transfer[worker0.asked]"),
+    (TWICE, Product, "no_failed_transfer[worker0.asked]"),
+    (NO_SOURCE, Product, "no_failed_transfer[worker1.asked]"),
+    (LARGE, Product, "no_failed_transfer[worker0.asked]"),
 ];
 /// A check of every arm's counters, at the worker that the arm asks last.
 macro_rules! of_counters {
@@ -244,6 +264,9 @@ macro_rules! of_counters {
             (SHARED, $class, concat!($check, "[worker1.asked]")),
             (BOTH, $class, concat!($check, "[worker0.asked]")),
             (CONCURRENT, $class, concat!($check, "[worker1.asked]")),
+            (TWICE, $class, concat!($check, "[worker1.asked]")),
+            (NO_SOURCE, $class, concat!($check, "[worker0.flooded]")),
+            (LARGE, $class, concat!($check, "[worker1.asked]")),
         ]
     };
 }
@@ -259,9 +282,12 @@ macro_rules! of_requests {
             (PREFIX, $class, concat!($check, "[one_short.store]")),
             (ABSENT, $class, concat!($check, "[store]")),
             (HINTED, $class, concat!($check, "[seed]")),
-            (SHARED, $class, concat!($check, "[seed]")),
+            (SHARED, $class, concat!($check, "[one_short.seed]")),
             (BOTH, $class, concat!($check, "[of_worker0.seed]")),
             (CONCURRENT, $class, concat!($check, "[hinted0.seed]")),
+            (TWICE, $class, concat!($check, "[seed]")),
+            (NO_SOURCE, $class, concat!($check, "[seed]")),
+            (LARGE, $class, concat!($check, "[seed]")),
         ]
     };
 }
@@ -271,6 +297,8 @@ const SOURCE_BLOCKS: &[Red] = &[
     (SHARED, Product, "blocks_to_peer[worker0]"),
     (BOTH, Product, "blocks_to_peer[worker0]"),
     (CONCURRENT, Product, "blocks_to_peer[worker0]"),
+    (TWICE, Product, "blocks_to_peer[worker0]"),
+    (LARGE, Product, "blocks_to_peer[worker0]"),
 ];
 /// Tokens of the prompt, by where they came from, are not what the arm claims.
 const TOKENS_BY_SOURCE: &[Red] = &[
@@ -284,11 +312,19 @@ const TOKENS_BY_SOURCE: &[Red] = &[
     (SHARED, Product, "tokens_computed[worker1]"),
     (BOTH, Product, "tokens_computed[worker0]"),
     (CONCURRENT, Product, "tokens_computed[worker1]"),
+    (TWICE, Product, "tokens_computed[worker1]"),
+    (NO_SOURCE, Product, "tokens_computed[worker0]"),
+    (LARGE, Product, "tokens_computed[worker1]"),
 ];
 
 /// Settings under which a lie is seen before a person loses patience.
 const SHORT: &[&str] = &["--deadline=2"];
 const SHORT_START: &[&str] = &["--bring-up=3"];
+/// KVCR's tier holds all that several runs store.
+const ROOMY: &[&str] = &["--dram-slots=4096"];
+const BUT_NO_SOURCE: &[&str] = &[
+    "tc01", "tc02", HINTED, SHARED, BOTH, CONCURRENT, TWICE, LARGE,
+];
 const GUARDED: &[&str] = &["--guard"];
 /// With a state agent the router hints no request that carries a cache salt, simulated or real.
 const WITHOUT_HINTS: &[&str] = &["tc01", "tc02"];

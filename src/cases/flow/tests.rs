@@ -40,6 +40,7 @@ const EIGHT: Pages = Pages {
 const WRITTEN: Flow = Flow {
     computed: 0,
     outside: 0,
+    kept: 0,
     stored: 0,
     delivered: Pages {
         attention: 0,
@@ -104,6 +105,8 @@ fn what_is_beyond_a_hit_is_computed_and_stored() {
         (flow.computed, flow.delivered.total(), flow.stored),
         (224, 5, 5)
     );
+    let flow = Flow::kept(&answer(544, 16), 512, blocks);
+    assert_eq!((flow.computed, flow.kept, flow.stored), (32, 8, 0));
     let mut both = Flow::cold(&answer(544, 16), blocks);
     both += Flow::written(512, blocks);
     assert_eq!((both.computed, both.stored, both.written), (544, 8, EIGHT));

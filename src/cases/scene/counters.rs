@@ -61,7 +61,21 @@ impl Scene<'_> {
     /// Inconclusive, if they do not settle.
     pub async fn since(&mut self, before: &Counters, name: &str) -> Result<Deltas, Failure> {
         let after = self.counters(name).await?;
-        Ok(self.between(before, &after, name))
+        Ok(self.between(before, &after, name, &[]))
+    }
+
+    /// The same where a source is asked for what it does not hold: that this failed is no fault, and
+    /// how often it may is the story's to say. Anything else must have ended well.
+    ///
+    /// # Errors
+    /// Inconclusive, if they do not settle.
+    pub async fn since_refused(
+        &mut self,
+        before: &Counters,
+        name: &str,
+    ) -> Result<Deltas, Failure> {
+        let after = self.counters(name).await?;
+        Ok(self.between(before, &after, name, &kvcr::NOTHING_HELD))
     }
 
     /// The same, but the counters must also have stood still for longer than a transfer may take
@@ -76,10 +90,16 @@ impl Scene<'_> {
             profile.request.deadline_seconds,
         );
         let after = self.settled(name, outliving).await?;
-        Ok(self.between(before, &after, name))
+        Ok(self.between(before, &after, name, &[]))
     }
 
-    fn between(&mut self, before: &Counters, after: &Counters, name: &str) -> Deltas {
+    fn between(
+        &mut self,
+        before: &Counters,
+        after: &Counters,
+        name: &str,
+        expected: &[(&str, &str)],
+    ) -> Deltas {
         let deltas: Vec<Delta> = before
             .0
             .scrapes
@@ -93,15 +113,25 @@ impl Scene<'_> {
                 check.name = format!("{}[{}.{name}]", broken.name, worker.process);
                 self.check(check);
             }
-            self.no_bad_endings(&worker.process, name, delta);
+            self.no_bad_endings(&worker.process, name, delta, expected);
         }
         Deltas(deltas)
     }
 
-    /// No transfer ended other than well.
-    fn no_bad_endings(&mut self, process: &str, name: &str, delta: &Delta) {
+    /// No transfer ended other than well, but for those `expected`, by scope and result.
+    fn no_bad_endings(
+        &mut self,
+        process: &str,
+        name: &str,
+        delta: &Delta,
+        expected: &[(&str, &str)],
+    ) {
         let check_name = format!("no_failed_transfer[{process}.{name}]");
-        let check = match kvcr::failures(delta) {
+        let failures = kvcr::failures(delta).map(|mut bad| {
+            bad.retain(|ending| !expected.contains(&(&ending.scope, &ending.result)));
+            bad
+        });
+        let check = match failures {
             Ok(bad) if bad.is_empty() => {
                 Check::new(check_name, Class::Product, true, "none failed", "none")
             }

@@ -207,20 +207,47 @@ impl Scene<'_> {
     /// # Errors
     /// A filler's failure.
     pub async fn evict(&mut self, index: usize, spare: u64) -> Result<(), Failure> {
-        let blocks = self.blocks;
-        let page = self.page_bytes(index).await?;
-        let profile = &self.config.profile;
-        let device = u64::from(profile.engine.device_blocks.unwrap_or(0));
-        let host = profile.kvcr.primary_bytes / page;
-        // Half of the longest sequence: long enough to be few, short enough for any device cache.
-        let filler = blocks.full(u64::from(profile.engine.max_model_len) / 2);
-        let count = (device.max(host) + spare).div_ceil(filler.max(1));
-        let tokens = self.tokens(filler) + self.tokens(1) / 2;
-        let fillers = self.fillers(usize::try_from(count).unwrap_or(usize::MAX), tokens);
-        for (number, prompt) in fillers.iter().enumerate() {
-            self.ask(&format!("filler{number}"), prompt, index).await?;
-        }
+        let blocks = self.device_blocks().max(self.host_blocks(index).await?) + spare;
+        self.flood("filler", index, blocks).await?;
         Ok(())
+    }
+
+    /// Sends worker `index` fillers that no cache has seen, which fill `blocks` full blocks or a few
+    /// more; `label` tells the floods of one story apart. What it answered.
+    ///
+    /// # Errors
+    /// A filler's failure.
+    pub async fn flood(
+        &mut self,
+        label: &str,
+        index: usize,
+        blocks: u64,
+    ) -> Result<Vec<Observation>, Failure> {
+        // Half of the longest sequence: long enough to be few, short enough for any device cache.
+        let longest = u64::from(self.config.profile.engine.max_model_len) / 2;
+        let (count, each) = portions(blocks, self.blocks.full(longest));
+        let tokens = self.tokens(each) + self.tokens(1) / 2;
+        let mut answers = Vec::new();
+        for (number, prompt) in self.fillers(label, count, tokens).iter().enumerate() {
+            let label = format!("{label}{number}");
+            answers.push(self.ask(&label, prompt, index).await?);
+        }
+        Ok(answers)
+    }
+
+    /// Blocks in a worker's device cache; 0 where the profile leaves that to the engine.
+    #[must_use]
+    pub fn device_blocks(&self) -> u64 {
+        u64::from(self.config.profile.engine.device_blocks.unwrap_or(0))
+    }
+
+    /// Pages in a worker's host tier.
+    ///
+    /// # Errors
+    /// Inconclusive, if the size of a page is neither configured nor to be learnt.
+    pub async fn host_blocks(&mut self, index: usize) -> Result<u64, Failure> {
+        let page = self.page_bytes(index).await?;
+        Ok(self.config.profile.kvcr.primary_bytes / page)
     }
 
     fn worker(&self, index: usize) -> Result<WorkerInfo, Failure> {
@@ -231,6 +258,15 @@ impl Scene<'_> {
                 .hint("set topology.workers in the profile")
         })
     }
+}
+
+/// How many fillers of how many blocks fill `blocks` blocks, none longer than `longest`: as few as
+/// can be, and all alike, so that little is sent in vain.
+fn portions(blocks: u64, longest: u64) -> (usize, u64) {
+    let longest = longest.max(1);
+    let count = blocks.div_ceil(longest);
+    let each = blocks.div_ceil(count.max(1));
+    (usize::try_from(count).unwrap_or(usize::MAX), each)
 }
 
 /// A prompt that the engine must refuse is the profile's fault, not the product's.
@@ -252,8 +288,29 @@ fn fits(label: &str, prompt: &Prompt, answer: u32, profile: &Profile) -> Result<
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::config::testing::cpu;
+
+    #[test]
+    fn a_flood_is_few_fillers_and_all_alike() {
+        assert_eq!(portions(232, 100), (3, 78));
+        assert_eq!(portions(204, 100), (3, 68));
+        assert_eq!(portions(100, 100), (1, 100));
+        assert_eq!(portions(0, 100), (0, 0));
+        assert_eq!(portions(3, 0), (3, 1));
+    }
+
+    proptest! {
+        #[test]
+        fn a_flood_fills_what_it_is_for(blocks in 0_u64..10_000, longest in 1_u64..500) {
+            let (count, each) = portions(blocks, longest);
+            let filled = count as u64 * each;
+            prop_assert!(each <= longest);
+            prop_assert!(filled >= blocks && filled < blocks + count.max(1) as u64);
+        }
+    }
 
     #[test]
     fn a_prompt_that_is_too_long_is_the_profiles_fault() {

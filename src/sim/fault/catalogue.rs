@@ -99,6 +99,10 @@ catalogue! {
         "a transfer that timed out is counted only at the abandon deadline", "kvcr#25";
     PartialTransfer "partial_transfer" Engine,
         "a source lacks half of the blocks and says so", "facts 4.3: opportunistic_query";
+    StaleSource "stale_source" Engine,
+        "a source gives whatever is in the place of blocks that it has lost", "check: no_source";
+    SlowConnect "slow_connect" Engine,
+        "every new connection to a peer takes half of the operation timeout", "check: hinted_and_fresh";
     FreshPulls "fresh_pulls" Engine,
         "a request without a hint asks a peer all the same", "check: no_peer_asked";
 

@@ -186,8 +186,9 @@ impl Request<'_> {
     /// Where the target can fetch more than it has.
     async fn hint(&self, door: &Door, target: &Known, hashes: &[u64]) -> Option<Hint> {
         target.control.as_ref()?;
+        let agent = door.fleet.agent().is_some();
         // As measured: what a state agent tells the router is not told apart by salt.
-        if self.ask.salt.is_some() && door.fleet.agent().is_some() {
+        if self.ask.salt.is_some() && agent {
             return None;
         }
         let mut sources: Vec<Source> = self
@@ -197,7 +198,9 @@ impl Request<'_> {
                 let known = member.known(hashes);
                 Some(Source {
                     control: known.control?,
-                    blocks: known.kvcr,
+                    // As measured: without a state agent a block that only KVCR holds is not hinted,
+                    // and one that only the device holds is.
+                    blocks: if agent { known.kvcr } else { known.device },
                 })
             })
             .collect();

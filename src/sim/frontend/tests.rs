@@ -233,10 +233,11 @@ async fn a_chat_says_its_role_first_and_its_reason_last() {
     );
 }
 
-/// A holds two blocks of the prompt in KVCR's tier; B nothing.
+/// A holds two blocks of the prompt on its device and in KVCR's tier; B nothing.
 async fn warm_pair(faults: &str) -> (Front, Engine, Engine) {
     let front = Front::start(faults).await;
-    let events = vec![holds(Cache::Kvcr, &prompt_hashes())];
+    let hashes = prompt_hashes();
+    let events = vec![holds(Cache::Device, &hashes), holds(Cache::Kvcr, &hashes)];
     let a = Engine::start(front.folder.path(), A, Script::default(), |_| {}, events).await;
     let b = engine(&front, B).await;
     registered(&front, &[A, B]).await;
@@ -288,6 +289,21 @@ async fn blocks_of_a_dead_owner_are_asked_of_the_state_agent() {
     assert_eq!(b.asked()[1].hint, None);
 }
 
+/// As measured on the real router, see docs/findings/router-hints.md.
+#[tokio::test]
+async fn blocks_that_only_kvcr_holds_are_not_hinted() {
+    let front = Front::start("").await;
+    let events = vec![holds(Cache::Kvcr, &prompt_hashes())];
+    let _a = Engine::start(front.folder.path(), A, Script::default(), |_| {}, events).await;
+    let b = engine(&front, B).await;
+    registered(&front, &[A, B]).await;
+    front
+        .until("dynamo_component_kv_cache_events_applied{dynamo_component=\"backend\",dynamo_namespace=\"dynamo\",event_type=\"stored\",status=\"ok\",worker_id=\"5eed0f020714e7d\"} 2")
+        .await;
+    front.complete(Some(B), &ask()).await;
+    assert_eq!(b.asked()[0].hint, None);
+}
+
 /// As measured on the real router, whoever holds the blocks.
 #[tokio::test]
 async fn a_salted_request_gets_a_hint_only_without_a_state_agent() {
@@ -297,7 +313,7 @@ async fn a_salted_request_gets_a_hint_only_without_a_state_agent() {
     let hashes = crate::sim::model::block_hashes(&tokens, 4, Some("s"));
     for with_agent in [false, true] {
         let front = Front::start("").await;
-        let events = vec![holds(Cache::Kvcr, &hashes)];
+        let events = vec![holds(Cache::Device, &hashes), holds(Cache::Kvcr, &hashes)];
         let folder = front.folder.path();
         let _agent = match with_agent {
             true => Some(agent(folder, Vec::new()).await),

@@ -214,7 +214,10 @@ impl Shared {
             let page = if lacks {
                 None
             } else {
-                self.pool.get(key).ok().flatten()
+                self.pool.get(key).ok().flatten().or_else(|| {
+                    let stale = lies.tell(Fault::StaleSource);
+                    stale.then(|| vec![0; self.pool.page_bytes()])
+                })
             };
             held.push(page.is_some());
             pages.extend(page);
@@ -242,6 +245,9 @@ impl Shared {
         };
         // Counted before the last byte is out: whoever has the pages may look at the counters.
         if blocks == 0 {
+            // The engine's host tier is asked, and has them no more.
+            self.ended("source_acquire", "pending", Duration::ZERO);
+            self.ended("framework_pin_wait", "failed", started.elapsed());
             self.ended("source_write", "failed", started.elapsed());
         } else {
             self.count_write(blocks * copies as u64, started.elapsed());

@@ -205,6 +205,9 @@ impl Shared {
     }
 
     async fn connect(&self, endpoint: &str) -> io::Result<TcpStream> {
+        if self.tell(Fault::SlowConnect) {
+            tokio::time::sleep(self.operation_timeout / 2).await;
+        }
         let mut stream = TcpStream::connect(endpoint).await?;
         stream.set_nodelay(true)?;
         let agent = self.agent.clone();

@@ -59,6 +59,8 @@ pub struct Engine {
     pub(super) device: Mutex<Lru<Page>>,
     /// How often each prefix was asked for.
     visits: Mutex<HashMap<u64, u32>>,
+    /// Whose turn it is to ask a peer for a prompt, by its first block.
+    turns: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<()>>>>,
     pub(super) handovers: Mutex<VecDeque<(String, Vec<Page>)>>,
     running: Mutex<i64>,
     asked: AtomicBool,
@@ -89,6 +91,7 @@ impl Engine {
             device: Mutex::new(Lru::new(parts.device_blocks)),
             parts,
             visits: Mutex::default(),
+            turns: Mutex::default(),
             handovers: Mutex::default(),
             running: Mutex::new(0),
             asked: AtomicBool::new(false),
@@ -331,6 +334,17 @@ impl Engine {
             computed,
             again,
         }
+    }
+
+    /// Waits until nobody else asks a peer for the prompt that begins with `block`: what one fetches
+    /// the next finds, as in the real engine.
+    pub(super) async fn turn(&self, block: u64) -> tokio::sync::OwnedMutexGuard<()> {
+        let turn = {
+            let mut turns = lock(&self.turns);
+            turns.retain(|_, turn| Arc::strong_count(turn) > 1);
+            Arc::clone(turns.entry(block).or_default())
+        };
+        turn.lock_owned().await
     }
 
     /// Whether this was there before; it is now.

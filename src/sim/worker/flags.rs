@@ -378,14 +378,14 @@ mod tests {
         };
         let worker = read("worker0");
         assert_eq!(worker.block_tokens, Some(64));
-        assert_eq!(worker.device_blocks, 96);
+        assert_eq!(worker.device_blocks, 224);
         assert_eq!(worker.element_bytes, 4);
         assert_eq!(worker.events_port, Some(20_004));
         let tiers = worker.tiers.unwrap();
-        assert_eq!(tiers.primary_bytes, 33_554_432);
+        assert_eq!(tiers.primary_bytes, 53_477_376);
         let kvcr = tiers.kvcr.unwrap();
         assert_eq!(kvcr.listen, "127.0.0.1:20005");
-        assert_eq!(kvcr.slots, 1024);
+        assert_eq!(kvcr.slots, 320);
         assert!(kvcr.telemetry && !kvcr.opportunistic_query);
         assert_eq!(read("reference").tiers, None);
     }

@@ -92,6 +92,10 @@ impl Engine {
             return Prefix::default();
         }
         let limit = (request.tokens.len() - 1) / self.parts.block_tokens;
+        let _turn = match (&request.hint, hashes.first()) {
+            (Some(_), Some(first)) => Some(self.turn(*first).await),
+            _ => None,
+        };
         let mut prefix = self.on_device(&hashes[..limit.min(hashes.len())]);
         let source = self.source(request.hint.as_ref());
         let mut behind = self.behind(hashes, prefix.device, source.as_ref());
