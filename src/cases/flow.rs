@@ -113,7 +113,13 @@ impl Flow {
         let exactly = Bound::Exactly;
         let mut outside = self.delivered;
         outside += self.fetched;
-        let stored = blocks.stored(self.stored);
+        // Whoever was asked nothing stores nothing.
+        let asked = self.computed + self.outside > 0;
+        let stored = if asked {
+            blocks.stored(self.stored)
+        } else {
+            exactly(self.stored)
+        };
         let [delivered, fetched, written, outside] =
             [self.delivered, self.fetched, self.written, outside].map(|pages| blocks.moved(pages));
         let claims: [(&str, Bound, Counted); 12] = [

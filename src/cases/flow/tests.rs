@@ -150,12 +150,7 @@ fn without_a_geometry_pages_and_bytes_are_lower_bounds_and_say_so() {
             .filter(|check| check.expected.contains(words))
             .map(|check| check.name.as_str())
             .collect();
-        let expected = [
-            "blocks_stored",
-            "bytes_stored",
-            "blocks_to_peer",
-            "bytes_to_peer",
-        ];
+        let expected = ["blocks_to_peer", "bytes_to_peer"];
         assert_eq!(bounds, expected.map(|name| format!("{name}[worker0]")));
     }
     // What nobody hit, nobody may be sent.
