@@ -19,9 +19,13 @@ use crate::verdict::Check;
 
 const BYTES_TO_PEER: &str = "bytes_to_peer";
 
-/// Blocks that an engine has filled when it has answered: the prompt's, and those that its own
-/// tokens complete. The last token is sampled, and not computed any more.
-pub(super) fn filled(seen: &Observation, blocks: Geometry) -> u64 {
+/// Blocks that an engine has filled and offloads when it has answered: the prompt's, and those that
+/// its own tokens complete. The last token is sampled, and not computed any more. With a hybrid model
+/// it offloads the prompt's alone (`docs/findings/hybrid.md`).
+fn filled(seen: &Observation, blocks: Geometry) -> u64 {
+    if blocks.state_groups.unwrap_or(0) > 0 {
+        return blocks.full(seen.prompt_tokens);
+    }
     blocks.full((seen.prompt_tokens + seen.completion_tokens).saturating_sub(1))
 }
 
@@ -102,7 +106,8 @@ impl Flow {
     fn beyond(seen: &Observation, hit: u64, blocks: Geometry) -> Self {
         Self {
             computed: seen.prompt_tokens.saturating_sub(hit),
-            stored: filled(seen, blocks).saturating_sub(blocks.full(hit)),
+            stored: filled(seen, blocks).saturating_sub(blocks.full(hit))
+                + blocks.checkpoint(seen.prompt_tokens, hit),
             ..Self::default()
         }
     }

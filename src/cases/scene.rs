@@ -17,7 +17,7 @@ use crate::evidence::ArmDir;
 use crate::evidence::result::{RequestLine, Timings};
 use crate::failure::Failure;
 use crate::geometry::Geometry;
-use crate::prompt::{Key, Prompt, Prompts};
+use crate::prompt::{Key, Prompt, Prompts, Section};
 use crate::reference::{Answer, Kept};
 use crate::stack::lease::Lease;
 use crate::stack::protocol::StackInfo;
@@ -164,6 +164,20 @@ impl<'a> Scene<'a> {
     #[must_use]
     pub fn prompt(&self, label: &str, tokens: u64) -> Prompt {
         self.prompts.cold(self.key(label), length(tokens))
+    }
+
+    /// A prompt of sections, each a name and its tokens: prompts of one arm share their equal
+    /// leading sections, to the token.
+    #[must_use]
+    pub fn sections(&self, sections: &[(&str, u64)]) -> Prompt {
+        let sections: Vec<Section<'_>> = sections
+            .iter()
+            .map(|(name, tokens)| Section {
+                name,
+                tokens: length(*tokens),
+            })
+            .collect();
+        self.prompts.sections(self.key("sections"), &sections)
     }
 
     /// `count` prompts of `tokens` tokens that push others out of a cache; `label` tells several

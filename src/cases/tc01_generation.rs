@@ -5,7 +5,7 @@
 //! token. Text alone would pass if nothing were ever cached, so each arm also proves by counters
 //! that it really was what it claims.
 
-use super::flow::filled;
+use super::flow::Flow;
 use super::scene::Scene;
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
@@ -78,7 +78,7 @@ fn cold<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
             let seen = scene.ask(label, prompt, worker).await?;
             scene.answers_as_reference(label, &seen);
             scene.hit(&seen, 0..=0);
-            stored[worker] += filled(&seen, blocks);
+            stored[worker] += Flow::cold(&seen, blocks).stored;
             computed[worker] += seen.prompt_tokens;
         }
         let deltas = scene.since(&before, "after").await?;

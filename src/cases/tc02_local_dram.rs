@@ -13,6 +13,8 @@ use crate::gate::Wants;
 use crate::prompt::Prompt;
 use crate::stack::protocol::Mode;
 
+mod states;
+
 /// Blocks of a stored prompt.
 const BLOCKS: u64 = 8;
 /// Blocks that prompts with a shared beginning share.
@@ -43,6 +45,27 @@ pub const CASE: Case = Case {
             mode: Mode::Exclusive,
             wants: Wants::Any,
             story: absent,
+        },
+        Arm {
+            name: "tc02::seed_prefix",
+            claim: "a prefix that was asked for before is found again with the state at its end, and nothing else is delivered",
+            mode: Mode::Exclusive,
+            wants: Wants::States,
+            story: states::seed_prefix,
+        },
+        Arm {
+            name: "tc02::extra_shared_sections",
+            claim: "of a prompt that shares more than there is a state for, exactly what can be used is delivered",
+            mode: Mode::Exclusive,
+            wants: Wants::States,
+            story: states::extra_shared_sections,
+        },
+        Arm {
+            name: "tc02::evict_target",
+            claim: "each turn of a conversation finds the state of the turn before, although everything was evicted between them",
+            mode: Mode::Exclusive,
+            wants: Wants::States,
+            story: states::evict_target,
         },
     ],
 };
@@ -98,37 +121,41 @@ fn partial_prefix<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fail
         let length = stored_length(scene);
         // Around the end of a block: one token short of it, exactly it, one beyond.
         let edges = ["one_short", "exact", "one_over"];
-        let pairs: Vec<(&str, Prompt, Prompt)> = edges
+        let pairs: Vec<(&str, Prompt, Prompt, u64)> = edges
             .iter()
             .zip(blocks.boundary(SHARED))
             .map(|(label, shared)| {
                 let stored = scene.prompt(label, length);
                 let asked = scene.related(&stored, shared, 0, length);
-                (*label, stored, asked)
+                (*label, stored, asked, shared)
             })
             .collect();
         let questions: Vec<_> = pairs
             .iter()
-            .map(|(label, _, asked)| (*label, asked))
+            .map(|(label, _, asked, _)| (*label, asked))
             .collect();
         scene.reference(&questions).await?;
         let mut reused = Vec::new();
-        for (label, stored, asked) in &pairs {
+        for (label, stored, asked, _) in &pairs {
             let sequence = [("stored", stored), (*label, asked)];
             reused.push(scene.reference_reuse(&sequence).await?[1]);
         }
 
-        for (label, stored, _) in &pairs {
+        for (label, stored, _, _) in &pairs {
             scene.ask(&format!("{label}.store"), stored, 0).await?;
         }
         scene.evict(0, 3 * BLOCKS).await?;
         let before = scene.counters("evicted").await?;
         let mut flow = Flow::default();
-        for ((label, _, asked), reused) in pairs.iter().zip(&reused) {
+        for ((label, _, asked, shared), reused) in pairs.iter().zip(&reused) {
             let seen = scene.ask(label, asked, 0).await?;
             scene.answers_as_reference(label, &seen);
             scene.hit_as_reused(&seen, *reused);
             flow += Flow::delivered(&seen, *reused, blocks);
+            // Shared blocks are in its own tier already, also where they are no hit because a
+            // hybrid model has no state at their end.
+            let known = blocks.full(*shared).saturating_sub(blocks.full(*reused));
+            flow.stored = flow.stored.saturating_sub(known);
         }
         let loaded = scene.since(&before, "loaded").await?;
         scene.checks(flow.checks(0, loaded.worker(0), blocks));

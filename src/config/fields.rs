@@ -124,6 +124,9 @@ const KILLS: Kind = Kind::Integer { max: 1000 };
 
 use Presence::{Defaulted, Optional, Required};
 
+/// Blocks and turns of a prompt: none is longer.
+const BLOCKS: Kind = Kind::Integer { max: 1000 };
+
 /// Groups of a KV cache: an engine has a handful.
 const GROUPS: Kind = Kind::Integer { max: 64 };
 
@@ -184,6 +187,9 @@ pub(super) const FIELDS: &[Field] = &[
     field("budget.first_correct_response_ms", "budget-first-correct-response-ms", MILLISECONDS, Optional, "milliseconds from a kill until a request is answered right"),
     field("budget.first_guard_hit_ms", "budget-first-guard-hit-ms", MILLISECONDS, Optional, "milliseconds from a kill until a request is served the dead worker's blocks"),
     field("budget.replacement_serving_ms", "budget-replacement-serving-ms", MILLISECONDS, Optional, "milliseconds from a kill until a replacement serves"),
+    field("tc02.seed_prefix", "tc02-seed-prefix", BLOCKS, Defaulted, "hybrid model: blocks of the prefix that tc02 asks for alone first [3]"),
+    field("tc02.extra_shared_sections", "tc02-extra-shared-sections", BLOCKS, Defaulted, "hybrid model: sections of two blocks that tc02's prompts share beyond it [2]"),
+    field("tc02.evict_target", "tc02-evict-target", BLOCKS, Defaulted, "hybrid model: turns of tc02's conversation between which everything is evicted [2]"),
     field("sim.seed", "sim-seed", U64, Defaulted, "simulated stack: what its weights follow from"),
     field("sim.faults", "sim-faults", Kind::Faults, Defaulted, "simulated stack: lies from the start, name[@process][#times]"),
     field("sim.start_us", "sim-start-us", MICROSECONDS, Defaulted, "simulated stack: microseconds until a worker is healthy"),

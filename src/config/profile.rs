@@ -54,6 +54,9 @@ pub struct Profile {
     /// What a takeover may take; nothing is judged where it says nothing.
     #[serde(default, skip_serializing_if = "Budget::is_default")]
     pub budget: Budget,
+    /// How long what TC-02's prompts share is, with a hybrid model.
+    #[serde(default)]
+    pub tc02: Tc02,
     /// What the simulated stack does beside its command lines; absent for a real one.
     #[serde(default, skip_serializing_if = "Sim::is_default")]
     pub sim: Sim,
@@ -322,6 +325,28 @@ pub struct Budget {
 impl Budget {
     fn is_default(&self) -> bool {
         *self == Self::default()
+    }
+}
+
+/// What the prompts of TC-02's hybrid arms share.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tc02 {
+    /// Blocks of the prefix that is asked for alone first, so that its state is kept.
+    pub seed_prefix: u32,
+    /// Sections of two blocks behind that prefix that two prompts share, and no state is kept of.
+    pub extra_shared_sections: u32,
+    /// Turns of a conversation between which everything is evicted.
+    pub evict_target: u32,
+}
+
+impl Default for Tc02 {
+    fn default() -> Self {
+        Self {
+            seed_prefix: 3,
+            extra_shared_sections: 2,
+            evict_target: 2,
+        }
     }
 }
 

@@ -66,6 +66,9 @@ fn sample(field: &Field) -> &'static str {
         "stack.max_lifetime_seconds" => "3600",
         "request.deadline_seconds" => "35",
         "request.max_tokens" => "36",
+        "tc02.seed_prefix" => "4",
+        "tc02.extra_shared_sections" => "1",
+        "tc02.evict_target" => "1",
         "sim.seed" => "7",
         "sim.faults" => "corrupt_block@worker1#2, swap_blocks",
         "sim.start_us" => "37",
@@ -306,7 +309,7 @@ fn a_wrong_value_is_blamed_on_who_gave_it() {
     );
     assert_eq!(
         refused(&["--profile", "gpu"]),
-        r#"--profile: no profile is called "gpu"; there are cpu, cpu-hybrid, sim (or give a path to a .toml file)"#
+        r#"--profile: no profile is called "gpu"; there are cpu, cpu-hybrid, sim, sim-hybrid (or give a path to a .toml file)"#
     );
 }
 

@@ -4,6 +4,7 @@
 //! another one: some situations exist only in a stack with Guards, some only in one without.
 
 use crate::config::Profile;
+use crate::geometry::Geometry;
 
 use super::Decision;
 
@@ -15,6 +16,10 @@ pub enum Wants {
     Any,
     /// One whose router hints requests that carry a cache salt: none with a state agent does.
     SaltedHints,
+    /// The same, with a dense model: the story counts blocks where a hybrid model has pages.
+    DenseSaltedHints,
+    /// One with a hybrid model: a hit stands on the state at its end, too.
+    States,
     /// One in which a Guard stands behind each of at least two workers.
     Guards,
 }
@@ -24,16 +29,27 @@ impl Wants {
     #[must_use]
     pub fn decide(self, profile: &Profile) -> Decision {
         let guarded = profile.kvcr.guard;
+        let states = Geometry::of(profile).state_groups.unwrap_or(0);
         let gated = |need: &str, found: String, hint: &str| Decision::Gated {
             need: need.to_owned(),
             found,
             hint: hint.to_owned(),
         };
         match self {
-            Self::SaltedHints if guarded => gated(
+            Self::SaltedHints | Self::DenseSaltedHints if guarded => gated(
                 "a stack without a state agent: with one the router hints no request that carries a cache salt",
                 "kvcr.guard = true".to_owned(),
                 "leave --guard out for this case",
+            ),
+            Self::DenseSaltedHints if states > 0 => gated(
+                "a dense model: the caches are filled by the block",
+                format!("{states} state groups"),
+                "use a profile with a dense model",
+            ),
+            Self::States if states == 0 => gated(
+                "a hybrid model",
+                "no state groups".to_owned(),
+                "pass --profile cpu-hybrid, or --ssm-groups of your model",
             ),
             Self::Guards if !guarded => gated(
                 "a Guard beside each worker",
@@ -45,7 +61,11 @@ impl Wants {
                 format!("topology.workers = {}", profile.topology.workers),
                 "pass --workers=2",
             ),
-            Self::Any | Self::SaltedHints | Self::Guards => Decision::Runnable,
+            Self::Any
+            | Self::SaltedHints
+            | Self::DenseSaltedHints
+            | Self::States
+            | Self::Guards => Decision::Runnable,
         }
     }
 }

@@ -131,8 +131,20 @@ impl Geometry {
         }
     }
 
-    /// How many pages are stored where `blocks` attention pages are new: with state groups, a state
-    /// may be among them, of blocks that are not.
+    /// State pages that a request of `prompt` tokens leaves behind, of which the first `hit` were
+    /// found: the state at the last end of a block before the prompt's last token, one page of each
+    /// group, unless the hit came with it. An engine that is told its block size (`--block-size`)
+    /// divides the prompt there (vLLM 0.32; `docs/findings/hybrid.md`).
+    pub fn checkpoint(self, prompt: u64, hit: u64) -> u64 {
+        let groups = u64::from(self.state_groups.unwrap_or(0));
+        match self.device_hit(prompt) > hit {
+            true => groups,
+            false => 0,
+        }
+    }
+
+    /// How many pages are stored where `blocks` pages are new. Where the state groups are not known,
+    /// states may be among them.
     pub fn stored(self, blocks: u64) -> Bound {
         match self.state_groups {
             Some(_) => Bound::Exactly(blocks),

@@ -198,9 +198,22 @@ pub(crate) const ROWS: &[Row] = &[
     ]),
 
     // Hybrid models.
-    unseen("state_page_missing@worker*", HYBRID),
-    unseen("state_over_transfer@worker*", HYBRID),
-    unseen("state_off_by_one@worker*", HYBRID),
+    row("", &[]).with(HYBRID),
+    row("state_page_missing@worker*", &[
+        (SEED_PREFIX, Product, "state_pages_present[worker0.own_tier]"),
+        (SECTIONS, Product, "state_pages_present[worker0.own_tier]"),
+        (TURNS, Product, "state_pages_present[worker0.own_tier]"),
+    ]).with(HYBRID).only(WITH_STATES),
+    row("state_over_transfer@worker*", &[
+        (SEED_PREFIX, Product, "no_useless_transfer[worker0.own_tier]"),
+        (SECTIONS, Product, "no_useless_transfer[worker0.own_tier]"),
+        (TURNS, Product, "no_useless_transfer[worker0.own_tier]"),
+    ]).with(HYBRID).only(WITH_STATES),
+    row("state_off_by_one@worker*", &[
+        (SEED_PREFIX, Product, "tokens_equal_reference[asked]"),
+        (SECTIONS, Product, "tokens_equal_reference[asked]"),
+        (TURNS, Product, "tokens_equal_reference[turn1]"),
+    ]).with(HYBRID).only(WITH_STATES),
 
     // Counters and pages.
     row("counter_missing@worker*", &[

@@ -28,6 +28,9 @@ const BOUNDARY: &str = "tc01::boundary";
 const FULL: &str = "tc02::full";
 const PREFIX: &str = "tc02::partial_prefix";
 const ABSENT: &str = "tc02::absent";
+const SEED_PREFIX: &str = "tc02::seed_prefix";
+const SECTIONS: &str = "tc02::extra_shared_sections";
+const TURNS: &str = "tc02::evict_target";
 const HINTED: &str = "tc03::hinted_and_fresh";
 const SHARED: &str = "tc03::partial_prefix_hint";
 const BOTH: &str = "tc03::both_directions";
@@ -37,7 +40,7 @@ const NO_SOURCE: &str = "tc03::no_source";
 const LARGE: &str = "tc03::large";
 
 /// The columns.
-pub(crate) const ARMS: [&str; 14] = [
+pub(crate) const ARMS: [&str; 17] = [
     COLD,
     WARM_DEVICE,
     WARM_TIER,
@@ -45,6 +48,9 @@ pub(crate) const ARMS: [&str; 14] = [
     FULL,
     PREFIX,
     ABSENT,
+    SEED_PREFIX,
+    SECTIONS,
+    TURNS,
     HINTED,
     SHARED,
     BOTH,
@@ -84,7 +90,9 @@ pub(crate) struct Row {
 
 impl Row {
     pub(crate) fn name(&self) -> &str {
-        if self.switches.is_empty() {
+        if self.switches.is_empty() && self.flags == HYBRID {
+            "no_fault_hybrid"
+        } else if self.switches.is_empty() {
             "no_fault"
         } else {
             self.switches
@@ -95,7 +103,11 @@ impl Row {
     pub(crate) fn cells(&self) -> [Cell; ARMS.len()] {
         ARMS.map(|arm| {
             let runs = |filter: &&str| arm.starts_with(filter);
-            if !self.only.is_empty() && !self.only.iter().any(runs) {
+            let gated = match self.flags == HYBRID {
+                true => [NO_SOURCE, LARGE].contains(&arm),
+                false => [SEED_PREFIX, SECTIONS, TURNS].contains(&arm),
+            };
+            if gated || !self.only.is_empty() && !self.only.iter().any(runs) {
                 return Cell::NotRun;
             }
             let named = self.red.iter().copied().find(|(red, ..)| *red == arm);
@@ -326,11 +338,13 @@ const BUT_NO_SOURCE: &[&str] = &[
     "tc01", "tc02", HINTED, SHARED, BOTH, CONCURRENT, TWICE, LARGE,
 ];
 const GUARDED: &[&str] = &["--guard"];
+/// A model with states; what one says of hits without states is nothing a dense one could.
+const HYBRID: &[&str] = &["--profile=sim-hybrid"];
+const WITH_STATES: &[&str] = &[SEED_PREFIX, SECTIONS, TURNS];
 /// With a state agent the router hints no request that carries a cache salt, simulated or real.
 const WITHOUT_HINTS: &[&str] = &["tc01", "tc02"];
 
 const STREAMS: &str = "no case streams yet; TC-05 does (the front door's own tests see it)";
-const HYBRID: &str = "the cases of today ask a dense model; the hybrid arms of TC-02 do not (the engine's own tests see it)";
 const GUARDS: &str = "no case kills a worker yet; TC-04 does (the service's own tests see it)";
 
 include!("rows.rs");

@@ -74,8 +74,12 @@ impl Engine {
                 if let (Some(block), Some(page)) = (hashes.last(), pages.into_iter().next()) {
                     let key = Key::attention(*block);
                     let new = (key, Page::from(page));
-                    self.keep(std::slice::from_ref(&new), true);
-                    computed.push(new);
+                    // A hybrid model's stays on the device: no state stands behind it.
+                    let offloaded = self.parts.shape.state_groups == 0;
+                    self.keep(std::slice::from_ref(&new), offloaded);
+                    if offloaded {
+                        computed.push(new);
+                    }
                 }
             }
         }

@@ -280,9 +280,6 @@ impl Engine {
         let hashes = self.hashes(tokens, request.cache_salt.as_deref());
         // The last block that the same prompt could reuse from the device.
         let last_reusable = (tokens.len() - 1) / block_tokens;
-        let visited = last_reusable
-            .checked_sub(1)
-            .is_some_and(|at| self.visit(hashes[at]));
         let again = self.visit(block_hashes(tokens, tokens.len(), None)[0]);
 
         let prefix = self.reuse(request, &hashes, replies).await;
@@ -313,8 +310,8 @@ impl Engine {
             computed.push((key, page.clone()));
             pages.push(page);
             states = new.collect();
-            // A checkpoint is made only where a prefix comes a second time.
-            if visited && (at + 1 == last_reusable || all_states) {
+            // An engine that is told its block size divides the prompt there, and keeps the state.
+            if at + 1 == last_reusable || all_states {
                 computed.extend(self.state_keys(hashes[at]).zip(states.iter().cloned()));
             }
         }

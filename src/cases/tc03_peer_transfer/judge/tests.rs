@@ -75,8 +75,8 @@ fn a_peer_that_was_not_asked_proves_nothing() {
 }
 
 fn twice() -> Twice {
-    let blocks = Blocks::of(&cpu(&[]).profile).unwrap();
-    assert_eq!(blocks.bytes, BLOCK_BYTES);
+    let blocks = Geometry::of(&cpu(&[]).profile);
+    assert_eq!(blocks.page_bytes, Some(BLOCK_BYTES));
     Twice {
         computed: 64,
         hit: 512,
