@@ -307,7 +307,7 @@ fn instance_id(page: &Page) -> Result<u64, String> {
 }
 
 /// Whether the front door's `/health` lists this instance as one that generates.
-fn lists_instance(health: &Value, id: u64) -> bool {
+pub(crate) fn lists_instance(health: &Value, id: u64) -> bool {
     let instances = health.get("instances").and_then(Value::as_array);
     instances.into_iter().flatten().any(|instance| {
         instance.get("endpoint").and_then(Value::as_str) == Some("generate")

@@ -4,9 +4,17 @@ use std::time::{Duration, Instant};
 
 use super::{Counters, Deltas, Scene, file_name, millis};
 use crate::failure::{Class, Failure};
+use crate::stack::protocol::WorkerInfo;
 use crate::telemetry::settle::{How, Settling, settle, wait_for};
 use crate::telemetry::{Delta, kvcr, router};
 use crate::verdict::Check;
+
+/// What is made of transfers that did not end well.
+#[derive(Clone, Copy)]
+enum BadEndings {
+    Fail,
+    Note,
+}
 
 impl Scene<'_> {
     /// Reads every worker's counters once they stand still, and keeps the raw pages under `name`.
@@ -14,18 +22,38 @@ impl Scene<'_> {
     /// # Errors
     /// Inconclusive, if they do not settle.
     pub async fn counters(&mut self, name: &str) -> Result<Counters, Failure> {
+        let all: Vec<usize> = (0..self.workers()).collect();
+        self.counters_of(&all, name).await
+    }
+
+    /// The same of some workers only: where others are dead.
+    ///
+    /// # Errors
+    /// Inconclusive, if they do not settle.
+    pub async fn counters_of(
+        &mut self,
+        workers: &[usize],
+        name: &str,
+    ) -> Result<Counters, Failure> {
         let profile = &self.config.profile;
         let idle = Settling::idle(
             profile.kvcr.abandon_timeout_ms,
             profile.request.deadline_seconds,
         );
-        self.settled(name, idle).await
+        self.settled(workers, name, idle).await
     }
 
-    async fn settled(&mut self, name: &str, settling: Settling) -> Result<Counters, Failure> {
-        let urls: Vec<String> = self
-            .stack
-            .workers
+    async fn settled(
+        &mut self,
+        workers: &[usize],
+        name: &str,
+        settling: Settling,
+    ) -> Result<Counters, Failure> {
+        let asked: Vec<WorkerInfo> = workers
+            .iter()
+            .map(|index| self.worker(*index))
+            .collect::<Result<_, _>>()?;
+        let urls: Vec<String> = asked
             .iter()
             .map(|worker| worker.metrics_url.clone())
             .collect();
@@ -48,11 +76,14 @@ impl Scene<'_> {
                 &endless
             },
         ));
-        for (worker, scrape) in self.stack.workers.iter().zip(&settled.scrapes) {
+        for (worker, scrape) in asked.iter().zip(&settled.scrapes) {
             let file = format!("metrics/{}.prom", file_name(&worker.process, name));
             self.dir.text(&file, &scrape.raw)?;
         }
-        Ok(Counters(settled))
+        Ok(Counters {
+            workers: asked,
+            settled,
+        })
     }
 
     /// What the counters did since `before`; leaves a check for every invariant that broke.
@@ -60,8 +91,18 @@ impl Scene<'_> {
     /// # Errors
     /// Inconclusive, if they do not settle.
     pub async fn since(&mut self, before: &Counters, name: &str) -> Result<Deltas, Failure> {
-        let after = self.counters(name).await?;
-        Ok(self.between(before, &after, name))
+        let after = self.counters_of(&before.indices(), name).await?;
+        Ok(self.between(before, &after, name, BadEndings::Fail))
+    }
+
+    /// The same, where transfers may end badly, because somebody was killed: each bad ending is a
+    /// note.
+    ///
+    /// # Errors
+    /// Inconclusive, if they do not settle.
+    pub async fn since_a_kill(&mut self, before: &Counters, name: &str) -> Result<Deltas, Failure> {
+        let after = self.counters_of(&before.indices(), name).await?;
+        Ok(self.between(before, &after, name, BadEndings::Note))
     }
 
     /// The same, but the counters must also have stood still for longer than a transfer may take
@@ -75,27 +116,40 @@ impl Scene<'_> {
             profile.kvcr.abandon_timeout_ms,
             profile.request.deadline_seconds,
         );
-        let after = self.settled(name, outliving).await?;
-        Ok(self.between(before, &after, name))
+        let after = self.settled(&before.indices(), name, outliving).await?;
+        Ok(self.between(before, &after, name, BadEndings::Fail))
     }
 
-    fn between(&mut self, before: &Counters, after: &Counters, name: &str) -> Deltas {
-        let deltas: Vec<Delta> = before
-            .0
-            .scrapes
-            .iter()
-            .zip(&after.0.scrapes)
+    fn between(
+        &mut self,
+        before: &Counters,
+        after: &Counters,
+        name: &str,
+        endings: BadEndings,
+    ) -> Deltas {
+        let pages = before.settled.scrapes.iter().zip(&after.settled.scrapes);
+        let deltas: Vec<Delta> = pages
             .map(|(before, after)| Delta::between(&before.page, &after.page))
             .collect();
-        for (worker, delta) in self.stack.workers.clone().iter().zip(&deltas) {
+        for (worker, delta) in before.workers.iter().zip(&deltas) {
             for broken in kvcr::invariants(delta, Some(self.blocks.bytes)) {
                 let mut check = Check::from(&broken.failure);
                 check.name = format!("{}[{}.{name}]", broken.name, worker.process);
                 self.check(check);
             }
-            self.no_bad_endings(&worker.process, name, delta);
+            match (endings, kvcr::failures(delta)) {
+                (BadEndings::Note, Ok(bad)) => {
+                    let list: Vec<String> = bad.iter().map(ToString::to_string).collect();
+                    if !list.is_empty() {
+                        let list = list.join(", ");
+                        self.note(format!("{}, {name}: {list}", worker.process));
+                    }
+                }
+                _ => self.no_bad_endings(&worker.process, name, delta),
+            }
         }
-        Deltas(deltas)
+        let indices = before.workers.iter().map(|worker| worker.index);
+        Deltas(indices.zip(deltas).collect())
     }
 
     /// No transfer ended other than well.
