@@ -3,6 +3,7 @@
 //! Every call here ends when the supervisor has answered, or with the reason why it never will:
 //! the stack is broken, or the supervisor gone. Whoever drops the future only stops waiting.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::{LOOK_EVERY, Lease, MARGIN, lost, too_late};
@@ -100,8 +101,18 @@ impl Lease {
         }
     }
 
+    /// Names of the processes that were struck, permitted to end or replaced on this lease.
+    #[must_use]
+    pub fn harmed(&self) -> BTreeSet<String> {
+        self.heard().harmed.clone()
+    }
+
     async fn ask(&self, deed: Deed, bound: Duration) -> Result<Done, Failure> {
-        let number = self.heard().next_number();
+        let number = {
+            let mut heard = self.heard();
+            heard.harmed.insert(deed.process().to_owned());
+            heard.next_number()
+        };
         self.wire
             .say(&Ask::Harm { number, deed })
             .map_err(|error| lost(&error.to_string()))?;

@@ -88,17 +88,18 @@ fn plan(
         generation: number,
     };
     let generation = dir.generation(number);
+    // Before anything can be left behind.
+    let mut inventory = Inventory::begin();
     let place = Place {
         cookie: cookie.clone(),
         home: dir.path().to_owned(),
         scratch: dir.scratch(number),
         logs: generation.join("logs"),
+        shm_before: Arc::new(inventory.before.clone()),
     };
     for path in [&place.scratch, &place.logs, &generation.join("reference")] {
         state_dir::create(path)?;
     }
-    // Before anything can be left behind.
-    let mut inventory = Inventory::begin();
     inventory.save(&generation)?;
     let ports = ports::reserve(
         &blueprint.ports(),
