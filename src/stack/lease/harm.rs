@@ -113,9 +113,10 @@ impl Lease {
             heard.harmed.insert(deed.process().to_owned());
             heard.next_number()
         };
-        self.wire
-            .say(&Ask::Harm { number, deed })
-            .map_err(|error| lost(&error.to_string()))?;
+        if let Err(error) = self.wire.say(&Ask::Harm { number, deed }) {
+            // What it said last explains more than that it is gone.
+            return Err(self.broken().unwrap_or_else(|| lost(&error.to_string())));
+        }
         let mut patience = Patience::new(bound);
         loop {
             let spent = patience.spent();
