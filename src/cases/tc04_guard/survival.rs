@@ -69,7 +69,9 @@ pub(super) fn takeover<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(),
                 _ if of_the_living => {
                     answered(scene, label, &attempt)?;
                 }
-                Ok(seen) => scene.answers_as_reference(label, seen),
+                Ok(seen) => {
+                    scene.answers_as_reference(label, seen);
+                }
                 Err(_) => lost.push(attempt.words()),
             }
         }
