@@ -33,6 +33,9 @@ struct Document {
 pub(super) fn curve<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
     Box::pin(async move {
         let slots = u64::from(scene.config().profile.kvcr.dram_slots);
+        if !emptied(scene, SIZES[0]).await? {
+            return Ok(());
+        }
         let (mut promotion, mut recovery) = (Vec::new(), Vec::new());
         for (round, size) in SIZES.map(|size| size.min(slots)).into_iter().enumerate() {
             let held = fill(scene, round, size).await?;
@@ -68,6 +71,21 @@ pub(super) fn curve<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fa
         scene.check(judge::cost(&document.growth));
         Ok(())
     })
+}
+
+/// Gives worker 0 a new pool where it holds more than `most` blocks: by a new service, for nothing
+/// else empties one. Whether worker 0 serves.
+async fn emptied(scene: &mut Scene<'_>, most: u64) -> Result<bool, Failure> {
+    let held = held_blocks(scene, VICTIM, "found").await?;
+    if held.is_none_or(|held| held <= most) {
+        return Ok(true);
+    }
+    scene.kill_service(VICTIM).await?;
+    if !scene.has_died(VICTIM)? {
+        scene.kill_whole(VICTIM).await?;
+    }
+    scene.replace_service(VICTIM).await?;
+    Ok(bring_back(scene, VICTIM).await?.is_some())
 }
 
 /// Has worker 0 compute prompts until its pool holds at least `size` blocks, or as many as it
