@@ -81,10 +81,10 @@ async fn emptied(scene: &mut Scene<'_>, most: u64) -> Result<bool, Failure> {
         return Ok(true);
     }
     scene.kill_service(VICTIM).await?;
+    scene.replace_service(VICTIM).await?;
     if !scene.has_died(VICTIM)? {
         scene.kill_whole(VICTIM).await?;
     }
-    scene.replace_service(VICTIM).await?;
     Ok(bring_back(scene, VICTIM).await?.is_some())
 }
 
