@@ -7,7 +7,7 @@
 
 use super::flow::Flow;
 use super::scene::Scene;
-use super::scene::harm::{Attempt, Kill};
+use super::scene::harm::{Attempt, GuardLog, Kill};
 use super::seed::{seed, seeded_length};
 use crate::failure::{Class, Failure};
 use crate::prompt::Prompt;
@@ -179,9 +179,14 @@ pub(super) struct Judged {
     pub(super) hit: bool,
 }
 
-/// Asks worker 1 for prompts of the dead worker 0 until the Guard serves one. Every answer has to
-/// be the reference's; those that came without the Guard are counted.
-pub(super) async fn knock(scene: &mut Scene<'_>, held: &Held) -> Result<Knocked, Failure> {
+/// Asks worker 1 for prompts of the dead worker 0 until the Guard serves one: the first at once,
+/// the others when it has taken over. Every answer has to be the reference's; those that came
+/// without the Guard are counted.
+pub(super) async fn knock(
+    scene: &mut Scene<'_>,
+    held: &Held,
+    log: &GuardLog,
+) -> Result<Knocked, Failure> {
     let mut attempts = Vec::new();
     let mut hit = false;
     for (label, prompt) in &held.knocks {
@@ -190,6 +195,10 @@ pub(super) async fn knock(scene: &mut Scene<'_>, held: &Held) -> Result<Knocked,
         hit = judged.is_some_and(|judged| judged.hit);
         attempts.push((attempt, judged));
         if hit {
+            break;
+        }
+        if attempts.len() == 1 && scene.wait_for_promotion(log).await?.is_err() {
+            // Nobody will ever serve it.
             break;
         }
     }
@@ -298,6 +307,10 @@ pub(super) async fn bring_back(
     scene: &mut Scene<'_>,
     worker: usize,
 ) -> Result<Option<Replacement>, Failure> {
+    if scene.service_has_died(worker) {
+        scene.note(format!("the service of worker{worker}'s Guard died, and is started anew"));
+        scene.replace_service(worker).await?;
+    }
     let replaced = scene.replace(worker, Changes::default()).await?;
     Ok(serves(scene, worker, replaced))
 }

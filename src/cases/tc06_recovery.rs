@@ -119,7 +119,7 @@ async fn one_kill(
     let mut timeline = Timeline::new(kill.at);
     timeline.reached(Moment::Died, kill.died);
 
-    let knocked = knock(scene, held).await?;
+    let knocked = knock(scene, held, &kill.log).await?;
     for (attempt, judged) in &knocked.attempts {
         let Some(judged) = judged else { continue };
         timeline.reached(Moment::FirstResponse, attempt.done_ns);

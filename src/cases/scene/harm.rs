@@ -187,14 +187,29 @@ impl Scene<'_> {
         self.lease.death_of(who, self.patience()).await
     }
 
-    /// Whether the process of `worker` ended since the lease began, as the supervisor saw it.
+    /// Whether `worker`, as it is known now, ended: the supervisor saw its process go.
     ///
     /// # Errors
     /// Environment, if there is no such worker.
     pub fn has_died(&self, worker: usize) -> Result<bool, Failure> {
         let process = self.worker(worker)?.process;
+        Ok(self.is_gone(&process))
+    }
+
+    /// The same of the service of its Guard.
+    #[must_use]
+    pub fn service_has_died(&self, worker: usize) -> bool {
+        self.is_gone(&service_name(worker))
+    }
+
+    fn is_gone(&self, name: &str) -> bool {
+        let known = self.stack.processes.iter().find(|one| one.name == name);
         let deaths = self.lease.deaths();
-        Ok(deaths.iter().any(|death| death.process == process))
+        known.is_some_and(|known| {
+            deaths
+                .iter()
+                .any(|death| death.process == name && death.who.pid == known.pid)
+        })
     }
 
     /// The log of `worker`'s Guard from now on.
@@ -221,6 +236,29 @@ impl Scene<'_> {
         worker: usize,
         log: &GuardLog,
     ) -> Result<Option<Promotion>, Failure> {
+        let waited = self.wait_for_promotion(log).await?;
+        let (promotion, found) = match waited {
+            Ok(promotion) => (Some(promotion), "it took over".to_owned()),
+            Err(why) => (None, why),
+        };
+        self.check(Check::new(
+            format!("guard_takes_over[worker{worker}]"),
+            Class::Product,
+            promotion.is_some(),
+            "the Guard says that it was promoted",
+            found,
+        ));
+        Ok(promotion)
+    }
+
+    /// The same without a check: the promotion, or why there is none.
+    ///
+    /// # Errors
+    /// As [`Self::promotion`].
+    pub async fn wait_for_promotion(
+        &mut self,
+        log: &GuardLog,
+    ) -> Result<Result<Promotion, String>, Failure> {
         let began = Instant::now();
         let look = || async {
             let journal = match log.journal() {
@@ -230,14 +268,15 @@ impl Scene<'_> {
             if let Some(strange) = journal.strange() {
                 return Look::Failed(strange);
             }
-            if let Some(done) = journal.promotions().into_iter().find(|one| one.complete) {
-                return Look::Ready(Ok(done));
+            let promotions = journal.promotions();
+            if let Some(done) = promotions.iter().find(|one| one.complete) {
+                return Look::Ready(Ok(done.clone()));
             }
             let failed = journal.events.iter().find_map(|event| match event {
                 Event::Failed { line } => Some(line.clone()),
                 _ => None,
             });
-            match (failed, journal.promotions().last()) {
+            match (failed, promotions.last()) {
                 (Some(line), _) => Look::Ready(Err(line)),
                 (None, Some(begun)) => Look::NotYet(format!(
                     "it got as far as {:?}",
@@ -248,20 +287,11 @@ impl Scene<'_> {
         };
         let waited = wait::until(self.patience(), LOOK_EVERY, look).await;
         self.told.timings.settle += millis(began);
-        let (promotion, found) = match waited {
-            Ok(Ok(promotion)) => (Some(promotion), "it took over".to_owned()),
-            Ok(Err(line)) => (None, line),
-            Err(Gave::Failed(failure)) => return Err(failure),
-            Err(gave @ Gave::Up { .. }) => (None, gave.to_string()),
-        };
-        self.check(Check::new(
-            format!("guard_takes_over[worker{worker}]"),
-            Class::Product,
-            promotion.is_some(),
-            "the Guard says that it was promoted",
-            found,
-        ));
-        Ok(promotion)
+        match waited {
+            Ok(said) => Ok(said),
+            Err(Gave::Failed(failure)) => Err(failure),
+            Err(gave @ Gave::Up { .. }) => Ok(Err(gave.to_string())),
+        }
     }
 
     /// Starts `worker` again. The scene knows it under its new identity from then on.

@@ -90,7 +90,7 @@ async fn refused_then_right(
         }
     }
     if survived {
-        knock(scene, &held).await?;
+        knock(scene, &held, &kill.log).await?;
         served_by_guard(scene, &held.kept[..1], "served").await?;
     }
     if bring_back(scene, VICTIM).await?.is_some() && survived {

@@ -55,7 +55,7 @@ pub(super) fn second_failure<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Resu
         let blocks = held_blocks(scene, VICTIM, "seeded_again").await?;
         let kill = scene.kill(VICTIM).await?;
         if taken_over(scene, &kill, blocks).await?.is_some() {
-            knock(scene, &second).await?;
+            knock(scene, &second, &kill.log).await?;
             let kept = [&first.kept[..], &second.kept[..]].concat();
             served_by_guard(scene, &kept, "served").await?;
             taken_over_once(scene, &kill)?;

@@ -104,7 +104,7 @@ async fn taken_over_while_silent(
     let (log, _) = scene.strike_core(VICTIM, Blow::Stop).await?;
     if let Some(promotion) = scene.promotion(VICTIM, &log).await? {
         recovered(scene, VICTIM, &promotion, blocks);
-        knock(scene, held).await?;
+        knock(scene, held, &log).await?;
     }
     Ok(())
 }

@@ -25,7 +25,7 @@ pub(super) fn protection<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(
         let blocks = held_blocks(scene, VICTIM, "seeded").await?;
         let kill = scene.kill(VICTIM).await?;
         if taken_over(scene, &kill, blocks).await?.is_some() {
-            knock(scene, &held).await?;
+            knock(scene, &held, &kill.log).await?;
             served_by_guard(scene, &held.kept, "served").await?;
             taken_over_once(scene, &kill)?;
         }
@@ -60,7 +60,7 @@ pub(super) fn takeover<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(),
         }
         let kill = scene.kill(VICTIM).await?;
         // At once: whether or not the Guard is ready yet.
-        let knocked = knock(scene, &held).await?;
+        let knocked = knock(scene, &held, &kill.log).await?;
         let mut lost = Vec::new();
         for (sent, (label, _)) in under_way.into_iter().zip(&fresh) {
             let attempt = scene.arrived(sent).await?;
