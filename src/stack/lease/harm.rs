@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{LOOK_EVERY, Lease, MARGIN, lost, too_late};
+use super::{LOOK_EVERY, Lease, MARGIN, too_late};
 use crate::failure::Failure;
 use crate::stack::harm::{Blow, Changes, Death, Deed, Done, Part, Replaced, Struck};
 use crate::stack::protocol::Ask;
@@ -113,10 +113,8 @@ impl Lease {
             heard.harmed.insert(deed.process().to_owned());
             heard.next_number()
         };
-        if let Err(error) = self.wire.say(&Ask::Harm { number, deed }) {
-            // What it said last explains more than that it is gone.
-            return Err(self.broken().unwrap_or_else(|| lost(&error.to_string())));
-        }
+        // Where nobody listens any more, what was said last, or that nothing was, is heard below.
+        let _ = self.wire.say(&Ask::Harm { number, deed });
         let mut patience = Patience::new(bound);
         loop {
             let spent = patience.spent();
