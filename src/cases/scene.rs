@@ -208,7 +208,11 @@ impl<'a> Scene<'a> {
             case: self.arm.name,
             arm: label,
             // Without a salt only another prompt is cold again on a warm stack.
-            variant: if self.is_salted() { 0 } else { self.stack.variant },
+            variant: if self.is_salted() {
+                0
+            } else {
+                self.stack.variant
+            },
         }
     }
 

@@ -55,7 +55,8 @@ impl Held {
     /// All of them.
     pub(super) fn all(&self) -> Vec<(&str, &Prompt)> {
         let all = self.knocks.iter().chain(&self.kept);
-        all.map(|(label, prompt)| (label.as_str(), prompt)).collect()
+        all.map(|(label, prompt)| (label.as_str(), prompt))
+            .collect()
     }
 
     /// Has `worker` compute them.
@@ -229,7 +230,11 @@ pub(super) fn answered(
     let cached = seen.cached_tokens;
     scene.check(Check::new(
         format!("hit_or_cold[{label}]"),
-        if cached.is_some() { Class::Product } else { Class::Inconclusive },
+        if cached.is_some() {
+            Class::Product
+        } else {
+            Class::Inconclusive
+        },
         cached == Some(0) || cached == Some(reused),
         format_args!("{reused} tokens cached, or none"),
         format_args!("{cached:?}"),
@@ -238,13 +243,11 @@ pub(super) fn answered(
     Ok(Some(Judged { right, hit }))
 }
 
-fn said(
-    scene: &mut Scene<'_>,
-    held: &Held,
-    attempts: &[(Attempt, Option<Judged>)],
-    hit: bool,
-) {
-    let words: Vec<String> = attempts.iter().map(|(attempt, _)| attempt.words()).collect();
+fn said(scene: &mut Scene<'_>, held: &Held, attempts: &[(Attempt, Option<Judged>)], hit: bool) {
+    let words: Vec<String> = attempts
+        .iter()
+        .map(|(attempt, _)| attempt.words())
+        .collect();
     scene.note(format!("after the kill: {}", words.join("; ")));
     let round = held.knocks.first().map_or("", |(label, _)| label.as_str());
     scene.check(Check::new(
@@ -264,7 +267,9 @@ pub(super) async fn served_by_guard(
     name: &str,
 ) -> Result<(), Failure> {
     let blocks = scene.blocks();
-    let before = scene.counters_of(&[WITNESS], &format!("{name}_before")).await?;
+    let before = scene
+        .counters_of(&[WITNESS], &format!("{name}_before"))
+        .await?;
     let mut flow = Flow::default();
     for (label, prompt) in kept {
         let seen = scene.ask(label, prompt, WITNESS).await?;
@@ -286,7 +291,9 @@ pub(super) async fn warm(
     name: &str,
 ) -> Result<(), Failure> {
     let blocks = scene.blocks();
-    let before = scene.counters_of(&[worker], &format!("{name}_before")).await?;
+    let before = scene
+        .counters_of(&[worker], &format!("{name}_before"))
+        .await?;
     let mut flow = Flow::default();
     for (label, prompt) in kept {
         let asked = format!("{label}.again");
@@ -308,7 +315,9 @@ pub(super) async fn bring_back(
     worker: usize,
 ) -> Result<Option<Replacement>, Failure> {
     if scene.service_has_died(worker) {
-        scene.note(format!("the service of worker{worker}'s Guard died, and is started anew"));
+        scene.note(format!(
+            "the service of worker{worker}'s Guard died, and is started anew"
+        ));
         scene.replace_service(worker).await?;
     }
     let replaced = scene.replace(worker, Changes::default()).await?;

@@ -6,8 +6,8 @@
 //! either worker must have ended well.
 
 use super::flow::Flow;
-use super::seed::{seed, seeded_length};
 use super::scene::Scene;
+use super::seed::{seed, seeded_length};
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
 use crate::failure::Failure;

@@ -17,7 +17,6 @@ use super::{Blueprint, BoxFuture, Registered, readiness};
 use crate::config::Config;
 use crate::environment::Installed;
 use crate::failure::Failure;
-use crate::sim::SIMULATE;
 use crate::plan::{self, Bindings, Group, Plan, Process};
 use crate::stack::harm::Changes;
 use crate::stack::protocol::WorkerInfo;
@@ -93,9 +92,7 @@ impl Blueprint for VllmBlueprint {
     }
 
     fn is_engine_core(&self, command_line: &str) -> bool {
-        // A simulated worker computes in the process that answers.
-        let simulated = self.installed.program.is_simulated() && command_line.contains(SIMULATE);
-        simulated || command_line.starts_with(ENGINE_CORE)
+        command_line.starts_with(ENGINE_CORE)
     }
 
     fn explain(&self, process: &Process, ending: Option<&str>, log: &Path) -> Failure {

@@ -48,7 +48,11 @@ impl Runner {
     ///
     /// # Errors
     /// Only if the evidence cannot be written.
-    pub fn run(&self, arm: &'static Arm, reporter: &mut dyn Reporter) -> Result<ArmResult, Failure> {
+    pub fn run(
+        &self,
+        arm: &'static Arm,
+        reporter: &mut dyn Reporter,
+    ) -> Result<ArmResult, Failure> {
         let began = self
             .began
             .lock()

@@ -7,8 +7,8 @@
 use std::collections::BTreeSet;
 
 use kvcr_phase1::cases::PHASE1;
-use kvcr_phase1::gate::Wants;
 use kvcr_phase1::failure::Class::{self, Environment, Inconclusive, Product, Skew};
+use kvcr_phase1::gate::Wants;
 use kvcr_phase1::sim::fault::{CATALOGUE, Switch};
 
 /// What one arm must say.
@@ -112,7 +112,9 @@ impl Row {
     /// Whether a stack of this row can tell `arm`.
     fn tells(&self, arm: &str) -> bool {
         let all = PHASE1.iter().flat_map(|case| case.arms);
-        let wants = all.filter(|known| known.name == arm).map(|known| known.wants);
+        let wants = all
+            .filter(|known| known.name == arm)
+            .map(|known| known.wants);
         let guarded = self.flags.contains(&"--guard");
         wants.into_iter().any(|wants| match wants {
             Wants::Any => true,

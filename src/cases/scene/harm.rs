@@ -30,6 +30,7 @@ const LISTING_DEADLINE: Duration = Duration::from_secs(10);
 /// The log of a Guard's service from some moment on.
 #[derive(Clone, Debug)]
 pub struct GuardLog {
+    worker: usize,
     path: PathBuf,
     offset: u64,
 }
@@ -69,6 +70,9 @@ pub struct Kill {
     pub log: GuardLog,
 }
 
+/// What came of a request, and when: `CLOCK_MONOTONIC`, nanoseconds.
+type Over = (u64, Result<Observation, RequestFailure>);
+
 /// A request that was sent and may fail.
 #[derive(Debug)]
 pub struct Sent {
@@ -76,7 +80,7 @@ pub struct Sent {
     prompt: Prompt,
     target: WorkerInfo,
     sent_ns: u64,
-    task: JoinHandle<(u64, Result<Result<Observation, RequestFailure>, Failure>)>,
+    task: JoinHandle<Result<Over, Failure>>,
 }
 
 /// A request that is over, whatever came of it.
@@ -224,7 +228,11 @@ impl Scene<'_> {
                 .expected("a kvcr_service beside each worker")
         })?;
         let offset = std::fs::metadata(&path).map_or(0, |found| found.len());
-        Ok(GuardLog { path, offset })
+        Ok(GuardLog {
+            worker,
+            path,
+            offset,
+        })
     }
 
     /// Waits until a Guard has taken over. Leaves the check that it did; `None` if it did not.
@@ -288,7 +296,21 @@ impl Scene<'_> {
         let waited = wait::until(self.patience(), LOOK_EVERY, look).await;
         self.told.timings.settle += millis(began);
         match waited {
-            Ok(said) => Ok(said),
+            Ok(Err(line)) => {
+                // It stops its service, and whoever starts that again must find it stopped.
+                let gone = || async {
+                    match self.service_has_died(log.worker) {
+                        true => Look::<_, Failure>::Ready(()),
+                        false => Look::NotYet("its service still runs".to_owned()),
+                    }
+                };
+                let stopped = wait::until(self.patience(), LOOK_EVERY, gone).await;
+                Ok(Err(match stopped {
+                    Ok(()) => format!("{line}; its service stopped"),
+                    Err(gave) => format!("{line}; {gave}"),
+                }))
+            }
+            Ok(done) => Ok(done),
             Err(Gave::Failed(failure)) => Err(failure),
             Err(gave @ Gave::Up { .. }) => Ok(Err(gave.to_string())),
         }
@@ -370,8 +392,8 @@ impl Scene<'_> {
         let exchange = self.exchange(label, prompt, &target, self.asked_salt())?;
         let sent_ns = monotonic_ns();
         let task = tokio::spawn(async move {
-            let outcome = exchange.attempt().await;
-            (monotonic_ns(), outcome)
+            let outcome = exchange.attempt().await?;
+            Ok((monotonic_ns(), outcome))
         });
         Ok(Sent {
             label: label.to_owned(),
@@ -388,11 +410,12 @@ impl Scene<'_> {
     /// Environment, if it cannot be written down.
     pub async fn arrived(&mut self, sent: Sent) -> Result<Attempt, Failure> {
         let began = Instant::now();
-        let (done_ns, outcome) = sent.task.await.map_err(|error| {
-            Failure::inconclusive("a request ended by itself").found(error)
-        })?;
+        let over = sent
+            .task
+            .await
+            .map_err(|error| Failure::inconclusive("a request ended by itself").found(error))?;
         self.told.timings.requests += millis(began);
-        let outcome = outcome?;
+        let (done_ns, outcome) = over?;
         if let Ok(seen) = &outcome {
             self.served(&sent.label, &sent.prompt, &sent.target, seen);
         }
@@ -446,6 +469,40 @@ impl Scene<'_> {
             });
             gone.await.ok()
         }))
+    }
+
+    /// Waits until the front door no longer lists a dead worker, which [`Self::watch_listing`]
+    /// watched; leaves the check that it does not. When that was.
+    ///
+    /// # Errors
+    /// Inconclusive, if nobody watched to the end.
+    pub async fn unlisted(
+        &mut self,
+        listing: JoinHandle<Option<u64>>,
+        what: &str,
+    ) -> Result<Option<u64>, Failure> {
+        let began = Instant::now();
+        let unlisted = listing.await.map_err(|error| {
+            Failure::inconclusive("nobody watched the listing to its end").found(error)
+        })?;
+        self.told.timings.settle += millis(began);
+        self.check(Check::new(
+            format!("dead_worker_unlisted[{what}]"),
+            Class::Product,
+            unlisted.is_some(),
+            "the front door no longer lists the dead worker",
+            if unlisted.is_some() {
+                "it does not"
+            } else {
+                "it still does"
+            },
+        ));
+        Ok(unlisted)
+    }
+
+    /// Says why what the reference answers in this arm cannot have been pinned.
+    pub fn unpinned(&mut self, why: &str) {
+        self.told.unpinned = Some(why.to_owned());
     }
 
     /// Keeps a document beside the result.

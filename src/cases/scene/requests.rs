@@ -105,7 +105,13 @@ impl Scene<'_> {
     }
 
     /// What every answer of the stack under test must say of itself.
-    pub(super) fn served(&mut self, label: &str, prompt: &Prompt, target: &WorkerInfo, seen: &Observation) {
+    pub(super) fn served(
+        &mut self,
+        label: &str,
+        prompt: &Prompt,
+        target: &WorkerInfo,
+        seen: &Observation,
+    ) {
         self.told.requests.push(RequestLine {
             label: label.to_owned(),
             worker: target.process.clone(),

@@ -27,7 +27,12 @@ pub(super) fn digest_mismatch<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Res
         digest: Some(OTHER_DIGEST.to_owned()),
         ..Changes::default()
     };
-    Box::pin(refused_then_right(scene, changes, DIGEST_WORDS, Class::Skew))
+    Box::pin(refused_then_right(
+        scene,
+        changes,
+        DIGEST_WORDS,
+        Class::Skew,
+    ))
 }
 
 pub(super) fn claim_refused<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
@@ -81,12 +86,19 @@ async fn refused_then_right(
     if let Some(refusal) = refused(scene, changes, words).await? {
         scene.note(format!(
             "the refused replacement took {:.1} s to end",
-            refusal.death.monotonic_ns.saturating_sub(refusal.started_ns) as f64 / 1e9
+            refusal
+                .death
+                .monotonic_ns
+                .saturating_sub(refusal.started_ns) as f64
+                / 1e9
         ));
         // A person has to be led to the right place: the log of the product alone is not enough.
         let told = refusal.failure.class;
         if told != class {
-            scene.note(format!("its log is read as {told}, where {class} was meant: {}", refusal.failure));
+            scene.note(format!(
+                "its log is read as {told}, where {class} was meant: {}",
+                refusal.failure
+            ));
         }
     }
     if survived {

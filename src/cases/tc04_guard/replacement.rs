@@ -40,7 +40,9 @@ pub(super) fn second_failure<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Resu
     Box::pin(async move {
         let first = Held::new(scene, "first_", 2);
         let second = Held::new(scene, "second_", 2);
-        scene.reference(&[first.all(), second.all()].concat()).await?;
+        scene
+            .reference(&[first.all(), second.all()].concat())
+            .await?;
 
         first.seed(scene, VICTIM).await?;
         let blocks = held_blocks(scene, VICTIM, "seeded").await?;

@@ -16,8 +16,14 @@ pub(super) fn guard_death<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<
         let of_ward = scene.prompt("of_ward", length);
         let of_other = scene.prompt("of_other", length);
         let of_new = scene.prompt("of_new", length);
-        let fresh = [("of_ward", &of_ward), ("of_other", &of_other), ("of_new", &of_new)];
-        scene.reference(&[held.all(), fresh.to_vec()].concat()).await?;
+        let fresh = [
+            ("of_ward", &of_ward),
+            ("of_other", &of_other),
+            ("of_new", &of_new),
+        ];
+        scene
+            .reference(&[held.all(), fresh.to_vec()].concat())
+            .await?;
 
         held.seed(scene, VICTIM).await?;
         scene.kill_service(VICTIM).await?;
@@ -135,7 +141,9 @@ async fn left_alone_while_silent(scene: &mut Scene<'_>, held: &Held) -> Result<(
     ));
     scene.strike_core(VICTIM, Blow::Continue).await?;
     let (label, prompt) = &held.kept[0];
-    let attempt = scene.attempt(&format!("{label}.continued"), prompt, VICTIM).await?;
+    let attempt = scene
+        .attempt(&format!("{label}.continued"), prompt, VICTIM)
+        .await?;
     scene.check(Check::new(
         "continued_worker_answers",
         Class::Product,

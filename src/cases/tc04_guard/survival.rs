@@ -23,9 +23,12 @@ pub(super) fn protection<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(
 
         held.seed(scene, VICTIM).await?;
         let blocks = held_blocks(scene, VICTIM, "seeded").await?;
+        let listing = scene.watch_listing(VICTIM)?;
         let kill = scene.kill(VICTIM).await?;
         if taken_over(scene, &kill, blocks).await?.is_some() {
             knock(scene, &held, &kill.log).await?;
+            // From here on only the state agent can tell the router who holds them.
+            scene.unlisted(listing, "worker0").await?;
             served_by_guard(scene, &held.kept, "served").await?;
             taken_over_once(scene, &kill)?;
         }

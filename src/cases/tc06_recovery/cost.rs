@@ -59,7 +59,10 @@ pub(super) fn curve<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fa
             noise_ms: NOISE_MS,
         };
         scene.keep("cost.json", &document)?;
-        scene.note(format!("blocks and milliseconds of a takeover: {:?}", document.promotion));
+        scene.note(format!(
+            "blocks and milliseconds of a takeover: {:?}",
+            document.promotion
+        ));
         if let Some(fit) = &document.fit {
             scene.note(format!(
                 "a line through them: {:.3} ms and {:.3} µs a block; no point is further from it than {:.3} ms",
@@ -93,10 +96,15 @@ async fn emptied(scene: &mut Scene<'_>, most: u64) -> Result<bool, Failure> {
 async fn fill(scene: &mut Scene<'_>, round: usize, size: u64) -> Result<Option<u64>, Failure> {
     let blocks = scene.blocks();
     // Half of the longest sequence, as fillers elsewhere.
-    let most = blocks.full(u64::from(scene.config().profile.engine.max_model_len) / 2).max(1);
+    let most = blocks
+        .full(u64::from(scene.config().profile.engine.max_model_len) / 2)
+        .max(1);
     let mut held = held_blocks(scene, VICTIM, &format!("round{round}.before")).await?;
     let mut number = 0;
-    while let Some(missing) = size.checked_sub(held.unwrap_or(size)).filter(|some| *some > 0) {
+    while let Some(missing) = size
+        .checked_sub(held.unwrap_or(size))
+        .filter(|some| *some > 0)
+    {
         let before = held;
         // As many as are missing, but not one at a time.
         let lots = missing.div_ceil(most);

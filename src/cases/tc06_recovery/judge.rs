@@ -15,16 +15,26 @@ const BESIDE_MS: f64 = 5000.0;
 pub(super) fn budgets(budget: &Budget, timelines: &[Timeline]) -> Vec<Check> {
     let promised = [
         (Moment::Promoted, budget.promotion_ms),
-        (Moment::FirstCorrectResponse, budget.first_correct_response_ms),
+        (
+            Moment::FirstCorrectResponse,
+            budget.first_correct_response_ms,
+        ),
         (Moment::FirstGuardHit, budget.first_guard_hit_ms),
         (Moment::ReplacementServing, budget.replacement_serving_ms),
     ];
-    let judged = promised.into_iter().filter_map(|(moment, limit)| Some((moment, limit?)));
-    judged.map(|(moment, limit)| within(moment, limit, timelines)).collect()
+    let judged = promised
+        .into_iter()
+        .filter_map(|(moment, limit)| Some((moment, limit?)));
+    judged
+        .map(|(moment, limit)| within(moment, limit, timelines))
+        .collect()
 }
 
 fn within(moment: Moment, limit: u64, timelines: &[Timeline]) -> Check {
-    let times: Vec<f64> = timelines.iter().filter_map(|one| one.after_ms(moment)).collect();
+    let times: Vec<f64> = timelines
+        .iter()
+        .filter_map(|one| one.after_ms(moment))
+        .collect();
     let slowest = times.iter().copied().reduce(f64::max);
     // A kill after which it never happened has a check of its own, but is within no budget.
     let all = times.len() == timelines.len();
@@ -36,7 +46,11 @@ fn within(moment: Moment, limit: u64, timelines: &[Timeline]) -> Check {
         format_args!("{} at most {limit} ms after each kill", moment.words()),
         match slowest {
             None => "never".to_owned(),
-            Some(slowest) => format!("{slowest:.1} ms at most, in {} of {} kills", times.len(), timelines.len()),
+            Some(slowest) => format!(
+                "{slowest:.1} ms at most, in {} of {} kills",
+                times.len(),
+                timelines.len()
+            ),
         },
     );
     check.margin = slowest

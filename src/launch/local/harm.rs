@@ -86,14 +86,6 @@ impl Local {
             let short: String = title.chars().take(60).collect();
             titles.push(format!("{} ({short})", one.pid));
         }
-        // A worker of one process is its own core.
-        if family.len() == 1
-            && self
-                .blueprint
-                .is_engine_core(&leader.command_line().unwrap_or_default())
-        {
-            cores.insert(leader);
-        }
         for core in cores.clone() {
             let below = sweep::families(&BTreeSet::from([core.pid]));
             cores.retain(|one| *one == core || !below.contains(one));
