@@ -519,25 +519,40 @@ impl Scene<'_> {
         Duration::from_secs(self.config.profile.request.deadline_seconds)
     }
 
-    /// A worker that was struck complains, and so does whoever was speaking with it.
+    /// A worker that was struck complains, and so does whoever was speaking with it. A Guard that
+    /// took over refuses a peer that it does not know yet, and the peer introduces itself.
     fn expect_lines_after_harm(&mut self, victim: usize) {
-        let lines = &mut self.told.expected_lines;
-        for worker in &self.stack.workers {
-            let words: &[&str] = match worker.index == victim {
-                true => &[""],
-                false => &[
-                    "KVCR operation",
-                    "KVCR control",
-                    "KVCR start_write",
-                    "KVCR refusing unresolvable start_write",
-                    "KVCR write_done notification failed",
-                    "NIXL transfer progress failed",
-                ],
-            };
+        const OF_PEERS: &[&str] = &[
+            "KVCR operation",
+            "KVCR control",
+            "KVCR start_write setup failed",
+            "KVCR start_write submission failed",
+            "KVCR start_write failed",
+            "KVCR refusing unresolvable start_write",
+            "KVCR write_done notification failed",
+            "NIXL transfer progress failed",
+        ];
+        const OF_GUARD: &[&str] = &[
+            "KVCR start_write setup failed",
+            "KVCR refusing unresolvable start_write",
+        ];
+        let workers = self.stack.workers.iter();
+        let mut expected: Vec<(String, &[&str])> = workers
+            .map(|worker| {
+                let words: &[&str] = if worker.index == victim {
+                    &[""]
+                } else {
+                    OF_PEERS
+                };
+                (worker.process.clone(), words)
+            })
+            .collect();
+        expected.push((service_name(victim), OF_GUARD));
+        for (process, words) in expected {
             for word in words {
-                let line = (worker.process.clone(), (*word).to_owned());
-                if !lines.contains(&line) {
-                    lines.push(line);
+                let line = (process.clone(), (*word).to_owned());
+                if !self.told.expected_lines.contains(&line) {
+                    self.told.expected_lines.push(line);
                 }
             }
         }
