@@ -374,6 +374,10 @@ impl Local {
         let old = std::mem::replace(slot, new);
         // It has ended: that was waited for.
         let _ = old.leader.reap();
+        // Whoever started after the old one may hold on to it: mended with the rest.
+        for child in &mut self.children {
+            child.lot.foreign |= child.process.after.contains(&name);
+        }
         let (bound, probes) = (self.bound, process.ready.clone());
         let task = self.await_ready(id, &name, bound, async move {
             probe::until_all_hold(probes, probe::http(), missing).await;
