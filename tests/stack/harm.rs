@@ -43,6 +43,7 @@ promises![
     what_cannot_be_made_whole_ends_the_generation,
     a_killed_process_leaves_no_file_to_its_replacement,
     a_harmed_stack_can_be_put_down,
+    a_supervisor_killed_during_a_kill_is_swept,
     a_file_of_somebody_else_is_said_and_left_alone,
 ];
 
@@ -460,6 +461,22 @@ fn a_harmed_stack_can_be_put_down() {
     assert!(all.unwrap().iter().all(|one| one.is_down()));
     world.until_nothing_is_left();
     assert!(struck.hit.iter().all(|who| !who.is_alive()));
+}
+
+fn a_supervisor_killed_during_a_kill_is_swept() {
+    let files = tempfile::tempdir().unwrap();
+    let file = files.path().join("core");
+    let world = World::new(&cored(&file, false));
+    let lease = alone(&world);
+    let struck = strike(&lease, "worker0", Part::Whole, Blow::Stop).unwrap();
+    kill(world.status().unwrap().supervisor_pid);
+    eventually("the lease is broken", || lease.broken().is_some());
+    drop(lease);
+    fs::remove_file(&file).unwrap();
+    let lease = alone(&world);
+    assert_eq!(lease.stack().generation, 2);
+    assert!(struck.hit.iter().all(|who| !who.is_alive()));
+    answers(&lease);
 }
 
 fn a_file_of_somebody_else_is_said_and_left_alone() {
