@@ -41,6 +41,13 @@ fn built(kind: &str, dtype: &str) -> Option<DenseKv> {
             head_dim: 64,
             element_bytes,
         }),
+        // The attention group's page; the state pages are padded to its size.
+        "hybrid" => Some(DenseKv {
+            layers: 1,
+            kv_heads: 2,
+            head_dim: 64,
+            element_bytes,
+        }),
         "sim" => Some(simulated(Shape::DENSE, element_bytes)),
         // The attention page; the state pages are padded to its size.
         "sim-hybrid" => Some(simulated(Shape::HYBRID, element_bytes)),
@@ -204,7 +211,6 @@ mod tests {
     fn what_is_not_known_has_no_size() {
         assert_eq!(Blocks::of(&cpu(&["--model-path", "/m"]).profile), None);
         assert_eq!(built("dense", "int3"), None);
-        assert_eq!(built("hybrid", "float32"), None);
         assert_eq!(Blocks::dense(0, built("dense", "float32").unwrap()), None);
     }
 

@@ -18,6 +18,7 @@ pub mod gate;
 pub mod geometry;
 pub mod harness;
 mod hash;
+pub mod known;
 pub mod launch;
 pub mod plan;
 pub mod prompt;

@@ -39,6 +39,9 @@ pub struct Check {
     /// How far the found value is from the edge of failing, where that is a number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub margin: Option<String>,
+    /// Why it may fail, where a profile knows the defect (see [`crate::known`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub known: Option<String>,
 }
 
 /// What an engine said: its text and, where the server gives them, its tokens.
@@ -66,7 +69,14 @@ impl Check {
             found: found.to_string(),
             held,
             margin: None,
+            known: None,
         }
+    }
+
+    /// Whether it keeps an arm from passing.
+    #[must_use]
+    pub fn fails(&self) -> bool {
+        !self.held && self.known.is_none()
     }
 
     /// `found` is `expected`.
@@ -214,10 +224,10 @@ impl Check {
 impl fmt::Display for Check {
     /// One line: class first if it failed, then name, expected, found, margin.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.held {
-            f.write_str("held")?;
-        } else {
-            write!(f, "{}", self.class)?;
+        match &self.known {
+            _ if self.held => f.write_str("held")?,
+            Some(because) => write!(f, "known ({because})")?,
+            None => write!(f, "{}", self.class)?,
         }
         write!(
             f,
@@ -365,7 +375,7 @@ impl Verdict {
         }
         let worst = checks
             .iter()
-            .filter(|check| !check.held)
+            .filter(|check| check.fails())
             .map(|check| check.class)
             .max_by_key(|class| severity(*class));
         Self {
@@ -390,9 +400,15 @@ impl Verdict {
         }
     }
 
+    /// Checks that failed as the profile knows.
+    pub fn known(&self) -> Vec<&Check> {
+        let known = |check: &&Check| !check.held && check.known.is_some();
+        self.checks.iter().filter(known).collect()
+    }
+
     /// Failing checks, the one that decides first; otherwise in the order made.
     pub fn failed(&self) -> Vec<&Check> {
-        let mut failed: Vec<_> = self.checks.iter().filter(|check| !check.held).collect();
+        let mut failed: Vec<_> = self.checks.iter().filter(|check| check.fails()).collect();
         // Stable, and `false` sorts first.
         failed.sort_by_key(|check| {
             let decides = self.outcome == Outcome::Fail(check.class);
@@ -406,7 +422,16 @@ impl fmt::Display for Verdict {
     /// `Pass: 7 checks held`, or one line for each failing check.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.outcome {
-            Outcome::Pass => write!(f, "Pass: {} checks held", self.checks.len()),
+            Outcome::Pass => {
+                let known = self.known().len();
+                let held = self.checks.len() - known;
+                let s = if held == 1 { "" } else { "s" };
+                write!(f, "Pass: {held} check{s} held")?;
+                match known {
+                    0 => Ok(()),
+                    _ => write!(f, ", {known} failed as known"),
+                }
+            }
             Outcome::Gated => f.write_str("Gated"),
             Outcome::Fail(_) => {
                 for (i, check) in self.failed().into_iter().enumerate() {

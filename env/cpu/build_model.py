@@ -262,7 +262,101 @@ def dense(dtype: str) -> dict[str, bytes]:
     return files
 
 
-KINDS: dict[str, Callable[[str], dict[str, bytes]]] = {"dense": dense}
+def hybrid(dtype: str) -> dict[str, bytes]:
+    """Qwen3.5, 4.7 million parameters: three gated-delta-net layers and one of full attention.
+
+    An engine keeps its cache in four groups then, one of attention and three of states, as for Qwen3.5-4B. The states
+    forget at four speeds, half of a thing within 33 to 3,000 tokens, so that the text depends on the state at the end
+    of a reused prefix, and on every block of it, as well as on its keys and values.
+    """
+    layers, hidden, middle, heads, kv_heads, head_dim = 4, 256, 512, 4, 2, 64
+    key_heads, value_heads, state_dim, kernel = 2, 4, 64, 4
+    forgetting = (-8.0, -6.5, -5.0, -3.5)  # logarithms; all exact in either dtype
+    kinds = ["linear_attention"] * (layers - 1) + ["full_attention"]
+    std = 0.08
+    query_norm = 3.0
+
+    def weights() -> Iterator[tuple[str, Any]]:
+        import numpy as np
+
+        def matrix(name: str, *shape: int) -> tuple[str, Any]:
+            return name, random_tensor(f"hybrid/{name}", shape, std)
+
+        # Its norms multiply by one more than their weight, all but that of the states.
+        yield matrix("model.embed_tokens.weight", VOCAB_SIZE, hidden)
+        yield "model.norm.weight", constant_tensor((hidden,), 0.0)
+        name, head = matrix("lm_head.weight", VOCAB_SIZE, hidden)
+        head[: words.start] = 0.0
+        yield name, head
+        for layer, kind in enumerate(kinds):
+            at = f"model.layers.{layer}"
+            yield f"{at}.input_layernorm.weight", constant_tensor((hidden,), 0.0)
+            yield f"{at}.post_attention_layernorm.weight", constant_tensor((hidden,), 0.0)
+            if kind == "full_attention":
+                yield f"{at}.self_attn.q_norm.weight", constant_tensor((head_dim,), query_norm - 1.0)
+                yield f"{at}.self_attn.k_norm.weight", constant_tensor((head_dim,), 0.0)
+                # A gate beside each query.
+                yield matrix(f"{at}.self_attn.q_proj.weight", 2 * heads * head_dim, hidden)
+                yield matrix(f"{at}.self_attn.k_proj.weight", kv_heads * head_dim, hidden)
+                yield matrix(f"{at}.self_attn.v_proj.weight", kv_heads * head_dim, hidden)
+                yield matrix(f"{at}.self_attn.o_proj.weight", hidden, heads * head_dim)
+            else:
+                mixed = (2 * key_heads + value_heads) * state_dim
+                yield matrix(f"{at}.linear_attn.in_proj_qkv.weight", mixed, hidden)
+                yield matrix(f"{at}.linear_attn.in_proj_z.weight", value_heads * state_dim, hidden)
+                yield matrix(f"{at}.linear_attn.in_proj_a.weight", value_heads, hidden)
+                yield matrix(f"{at}.linear_attn.in_proj_b.weight", value_heads, hidden)
+                yield f"{at}.linear_attn.conv1d.weight", random_tensor(
+                    f"hybrid/{at}.linear_attn.conv1d.weight", (mixed, 1, kernel), 0.5
+                )
+                yield f"{at}.linear_attn.A_log", np.array(forgetting, dtype=np.float32)
+                yield f"{at}.linear_attn.dt_bias", constant_tensor((value_heads,), 0.0)
+                yield f"{at}.linear_attn.norm.weight", constant_tensor((state_dim,), 1.0)
+                yield matrix(f"{at}.linear_attn.out_proj.weight", hidden, value_heads * state_dim)
+            yield matrix(f"{at}.mlp.gate_proj.weight", middle, hidden)
+            yield matrix(f"{at}.mlp.up_proj.weight", middle, hidden)
+            yield matrix(f"{at}.mlp.down_proj.weight", hidden, middle)
+
+    files, words = text_files()
+    files["config.json"] = json_file(
+        {
+            "architectures": ["Qwen3_5ForCausalLM"],
+            "model_type": "qwen3_5_text",
+            "dtype": dtype,
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": hidden,
+            "intermediate_size": middle,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            "layer_types": kinds,
+            "full_attention_interval": layers,
+            "linear_conv_kernel_dim": kernel,
+            "linear_key_head_dim": state_dim,
+            "linear_num_key_heads": key_heads,
+            "linear_num_value_heads": value_heads,
+            "linear_value_head_dim": state_dim,
+            "max_position_embeddings": 32768,
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-06,
+            "partial_rotary_factor": 0.25,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+            "tie_word_embeddings": False,
+            "initializer_range": std,
+            "bos_token_id": PAD_ID,
+            "eos_token_id": EOS_ID,
+            "pad_token_id": PAD_ID,
+            "use_cache": True,
+        }
+    )
+    files["model.safetensors"] = safetensors_file(dict(weights()), dtype)
+    return files
+
+
+KINDS: dict[str, Callable[[str], dict[str, bytes]]] = {"dense": dense, "hybrid": hybrid}
 
 
 # --- Directories -----------------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ impl Check<'_> {
                 if let (true, Some(build)) = (simulated, build) {
                     self.say(
                         "model.build",
-                        format!("{build} is a model of the simulated stack; vllm needs dense, or model.path"),
+                        format!("{build} is a model of the simulated stack; vllm needs dense or hybrid, or model.path"),
                     );
                 }
             }

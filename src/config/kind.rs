@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use toml::Value;
 use toml::de::DeValue;
 
+use crate::known::Known;
 use crate::sim::fault::Switch;
 
 /// One hour: what `--keep 1` and `PHASE1_KEEP=1` mean.
@@ -49,6 +50,8 @@ pub(super) enum Kind {
     Pairs,
     /// Faults of the simulated stack; as text, separated by commas or spaces.
     Faults,
+    /// Known defects of the product; as text, separated by semicolons.
+    Defects,
 }
 
 impl Kind {
@@ -66,6 +69,7 @@ impl Kind {
             Self::Names | Self::Words => "a list of texts".to_owned(),
             Self::Pairs => "a table of texts".to_owned(),
             Self::Faults => "a list of faults (`kvcr-phase1 sim faults`)".to_owned(),
+            Self::Defects => "a list of known defects".to_owned(),
         }
     }
 
@@ -85,6 +89,7 @@ impl Kind {
             Self::Words => "=WORDS",
             Self::Pairs => "=K=V..",
             Self::Faults => "=FAULT,..",
+            Self::Defects => "=TEXT;..",
         }
     }
 
@@ -146,6 +151,12 @@ impl Kind {
                 .map(fault)
                 .collect::<Result<_, _>>()
                 .map(Value::Array),
+            Self::Defects => text
+                .split(';')
+                .filter(|part| !part.trim().is_empty())
+                .map(defect)
+                .collect::<Result<_, _>>()
+                .map(Value::Array),
         }
     }
 
@@ -178,10 +189,11 @@ impl Kind {
                     .collect::<Result<_, _>>()
                     .map(Value::Array)
             }
-            (Self::Faults, DeValue::Array(items)) => items
+            (Self::Faults | Self::Defects, DeValue::Array(items)) => items
                 .iter()
-                .map(|item| match item.get_ref() {
-                    DeValue::String(text) => fault(text),
+                .map(|item| match (self, item.get_ref()) {
+                    (Self::Faults, DeValue::String(text)) => fault(text),
+                    (_, DeValue::String(text)) => defect(text),
                     _ => Err(found()),
                 })
                 .collect::<Result<_, _>>()
@@ -220,6 +232,15 @@ impl Kind {
 fn fault(text: &str) -> Result<Value, String> {
     let switch: Switch = text.parse()?;
     Ok(Value::String(switch.to_string()))
+}
+
+fn defect(text: &str) -> Result<Value, String> {
+    let known: Known = text.parse()?;
+    // A semicolon would be two in a flag.
+    match text.contains(';') {
+        true => Err(format!("expected no semicolon, found {text:?}")),
+        false => Ok(Value::String(known.to_string())),
+    }
 }
 
 fn integer(number: i128, max: u64) -> Result<i64, String> {
@@ -317,6 +338,7 @@ mod tests {
             Kind::Words,
             Kind::Pairs,
             Kind::Faults,
+            Kind::Defects,
         ])
     }
 

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::known::Known;
 use crate::sim::fault::Switch;
 use crate::sim::settings::Latency;
 
@@ -18,6 +19,9 @@ use crate::sim::settings::Latency;
 pub struct Profile {
     /// One line for people.
     pub title: String,
+    /// Defects of the product that its arms must see.
+    #[serde(default)]
+    pub known: Vec<Known>,
     /// Which software runs; the simulated stack has none but this program.
     #[serde(default)]
     pub environment: Environment,
@@ -134,7 +138,7 @@ pub struct Engine {
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// A tiny random model that the environment builds: `dense`; `sim` or `sim-hybrid` for the
+    /// A tiny random model that the environment builds: `dense` or `hybrid`; `sim` or `sim-hybrid` for the
     /// simulated stack. Exactly one of `build` and `path`.
     #[serde(default)]
     pub build: Option<String>,

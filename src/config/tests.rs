@@ -27,6 +27,7 @@ fn refused(args: &[&str]) -> String {
 fn sample(field: &Field) -> &'static str {
     match field.name() {
         "title" => "another",
+        "known" => "tc03::x blocks,bytes: known; tc01::cold text: too",
         "environment.lock" => "other",
         "environment.python" => "/opt/python",
         "environment.overlay" => "false",
@@ -302,7 +303,7 @@ fn a_wrong_value_is_blamed_on_who_gave_it() {
     );
     assert_eq!(
         refused(&["--profile", "gpu"]),
-        r#"--profile: no profile is called "gpu"; there are cpu, sim (or give a path to a .toml file)"#
+        r#"--profile: no profile is called "gpu"; there are cpu, cpu-hybrid, sim (or give a path to a .toml file)"#
     );
 }
 
@@ -570,7 +571,7 @@ fn what_the_simulated_stack_has_not_is_refused_in_words() {
     );
     assert_eq!(
         refused(&["--model-build", "sim"]),
-        "--model-build: model.build: sim is a model of the simulated stack; vllm needs dense, or model.path"
+        "--model-build: model.build: sim is a model of the simulated stack; vllm needs dense or hybrid, or model.path"
     );
     let why = refused(&["--engine", "sim"]);
     assert!(why.contains("env/cpu.toml:9: environment.lock: "), "{why}");

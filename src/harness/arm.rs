@@ -15,6 +15,7 @@ use crate::environment::progress::Reporter;
 use crate::evidence::result::{ArmResult, Pin, SCHEMA};
 use crate::evidence::{ArmDir, host};
 use crate::failure::{Class, Failure};
+use crate::known;
 use crate::sim::settings;
 use crate::sim::{NOTICE, model::SEMANTICS};
 use crate::snapshot::{self, Comparison, PinKey, Pinned, Update};
@@ -172,6 +173,13 @@ impl Runner {
             broken,
         } = act;
         let pin = self.compare_pin(arm, &mut told, failure.is_none() && broken.is_none());
+        let complete = failure.is_none() && broken.is_none();
+        known::excuse(
+            &mut told.checks,
+            arm.name,
+            &self.config.profile.known,
+            complete,
+        );
         let verdict = match (&broken, &failure) {
             (Some(why), _) => Verdict::broken(why, told.checks),
             (None, Some(failure)) => {

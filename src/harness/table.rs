@@ -52,15 +52,20 @@ pub fn marked(engine: EngineKind, name: &str) -> String {
     format!("{}{name}", mark(engine))
 }
 
-/// Why an arm did not pass, in one line.
+/// Why an arm did not pass, or what known defect it saw, in one line.
 #[must_use]
 pub fn reason(result: &ArmResult) -> Option<String> {
     if let Some(failure) = &result.failure {
         return Some(failure.what.clone());
     }
-    let check = result.verdict.checks.iter().find(|check| !check.held)?;
-    Some(format!(
-        "{}: expected {}, found {}",
-        check.name, check.expected, check.found
-    ))
+    if let Some(check) = result.verdict.failed().first() {
+        return Some(format!(
+            "{}: expected {}, found {}",
+            check.name, check.expected, check.found
+        ));
+    }
+    let known = result.verdict.known();
+    let check = known.first()?;
+    let because = check.known.as_deref().unwrap_or_default();
+    Some(format!("known: {}: {because}", check.name))
 }

@@ -113,11 +113,13 @@ class Weights(Case):
 class Building(Case):
     def test_the_same_digest_every_time_and_the_pinned_one(self) -> None:
         pinned = json.loads((CPU / "model-digests.json").read_text())
-        for dtype in build_model.DTYPES:
-            status, first, _ = self.run_it(str(self.root / f"one-{dtype}"), "--kind", "dense", "--dtype", dtype)
-            _, second, _ = self.run_it(str(self.root / f"two-{dtype}"), "--dtype", dtype)
-            self.assertEqual((status, first), (0, pinned[f"dense/{dtype}"] + "\n"))
-            self.assertEqual(first, second)
+        for kind in build_model.KINDS:
+            for dtype in build_model.DTYPES:
+                arguments = ("--kind", kind, "--dtype", dtype)
+                status, first, _ = self.run_it(str(self.root / f"one-{kind}-{dtype}"), *arguments)
+                _, second, _ = self.run_it(str(self.root / f"two-{kind}-{dtype}"), *arguments)
+                self.assertEqual((status, first), (0, pinned[f"{kind}/{dtype}"] + "\n"))
+                self.assertEqual(first, second)
         self.assertEqual(sorted(p.name for p in self.root.iterdir() if p.name.startswith(".")), [])
 
     def test_the_manifest_lists_every_file(self) -> None:
