@@ -195,6 +195,10 @@ fn all_of_a_process_is_killed_wherever_it_stands() {
     let world = World::new(&cored(&file, false));
     let lease = alone(&world);
     let core = identity_in(&file);
+    // Whoever is hit more than once dies once.
+    for blow in [Blow::Stop, Blow::Continue] {
+        strike(&lease, "worker0", Part::Whole, blow).unwrap();
+    }
     let struck = killed(&lease, "worker0");
     let hit: BTreeSet<Identity> = struck.hit.iter().copied().collect();
     assert_eq!(hit, BTreeSet::from([core, struck.leader]));
@@ -202,6 +206,9 @@ fn all_of_a_process_is_killed_wherever_it_stands() {
         death(&lease, who);
         assert!(!who.is_alive());
     }
+    fs::remove_file(&file).unwrap();
+    replaced(&lease, "worker0");
+    assert_eq!(lease.deaths().len(), 2);
 }
 
 fn a_death_that_nobody_asked_for_still_breaks_the_lease() {
