@@ -107,8 +107,11 @@ struct Lot {
     stopped: bool,
     /// It ended.
     dead: bool,
-    /// It is not the process of the plan, or never became ready.
+    /// It is not the process of the plan, never became ready, or was there before what it starts
+    /// after.
     foreign: bool,
+    /// Who of it was hit before: the end of each is told once.
+    watched: BTreeSet<Identity>,
     /// Shared-memory files that it had when it was killed.
     shm: BTreeSet<ShmFile>,
 }

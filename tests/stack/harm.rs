@@ -43,6 +43,8 @@ promises![
     what_cannot_be_made_whole_ends_the_generation,
     a_killed_process_leaves_no_file_to_its_replacement,
     a_harmed_stack_can_be_put_down,
+    a_supervisor_killed_during_a_kill_is_swept,
+    a_file_of_somebody_else_is_said_and_left_alone,
 ];
 
 const LONG: Duration = Duration::from_secs(120);
@@ -193,6 +195,10 @@ fn all_of_a_process_is_killed_wherever_it_stands() {
     let world = World::new(&cored(&file, false));
     let lease = alone(&world);
     let core = identity_in(&file);
+    // Whoever is hit more than once dies once.
+    for blow in [Blow::Stop, Blow::Continue] {
+        strike(&lease, "worker0", Part::Whole, blow).unwrap();
+    }
     let struck = killed(&lease, "worker0");
     let hit: BTreeSet<Identity> = struck.hit.iter().copied().collect();
     assert_eq!(hit, BTreeSet::from([core, struck.leader]));
@@ -200,6 +206,9 @@ fn all_of_a_process_is_killed_wherever_it_stands() {
         death(&lease, who);
         assert!(!who.is_alive());
     }
+    fs::remove_file(&file).unwrap();
+    replaced(&lease, "worker0");
+    assert_eq!(lease.deaths().len(), 2);
 }
 
 fn a_death_that_nobody_asked_for_still_breaks_the_lease() {
@@ -389,6 +398,15 @@ fn whoever_starts_after_the_dead_starts_again() {
     let same: Vec<u32> = pids(&lease).intersection(&before).copied().collect();
     assert_eq!(same, [lease.stack().processes[1].pid]);
     answers(&lease);
+    // Also where the case itself replaced it.
+    let before = pids(&lease);
+    killed(&lease, "worker0");
+    let new = replaced(&lease, "worker0").process.pid;
+    drop(lease);
+    let lease = alone(&world);
+    assert!(pids(&lease).contains(&new));
+    let late = lease.stack().processes.iter().find(|it| it.name == "late");
+    assert!(!before.contains(&late.unwrap().pid));
 }
 
 fn what_cannot_be_made_whole_ends_the_generation() {
@@ -450,4 +468,39 @@ fn a_harmed_stack_can_be_put_down() {
     assert!(all.unwrap().iter().all(|one| one.is_down()));
     world.until_nothing_is_left();
     assert!(struck.hit.iter().all(|who| !who.is_alive()));
+}
+
+fn a_supervisor_killed_during_a_kill_is_swept() {
+    let files = tempfile::tempdir().unwrap();
+    let file = files.path().join("core");
+    let world = World::new(&cored(&file, false));
+    let lease = alone(&world);
+    let struck = strike(&lease, "worker0", Part::Whole, Blow::Stop).unwrap();
+    kill(world.status().unwrap().supervisor_pid);
+    eventually("the lease is broken", || lease.broken().is_some());
+    drop(lease);
+    fs::remove_file(&file).unwrap();
+    let lease = alone(&world);
+    assert_eq!(lease.stack().generation, 2);
+    assert!(struck.hit.iter().all(|who| !who.is_alive()));
+    answers(&lease);
+}
+
+fn a_file_of_somebody_else_is_said_and_left_alone() {
+    let world = World::new(&two());
+    let name = format!(
+        "{}pool",
+        shm_prefix(&format!("{}:1", world.spec.fingerprint))
+    );
+    let file = Path::new("/dev/shm").join(name);
+    fs::write(&file, "").unwrap();
+    let failure = world.try_lease("harm", "run", Mode::Exclusive).unwrap_err();
+    let there = file.exists();
+    fs::remove_file(&file).unwrap();
+    assert!(there);
+    assert_eq!(failure.class, Class::Environment);
+    assert!(
+        failure.to_string().contains(file.to_str().unwrap()),
+        "{failure}"
+    );
 }

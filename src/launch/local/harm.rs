@@ -52,10 +52,14 @@ impl Local {
             .into_iter()
             .filter_map(|one| Some((one, one.pidfd().ok()?)))
             .collect();
-        for (one, _) in targets.iter().filter(|(one, _)| *one != leader) {
+        let watched = std::mem::take(&mut self.living(name)?.lot.watched);
+        let hit: BTreeSet<Identity> = targets.iter().map(|(one, _)| *one).collect();
+        // The leader is watched since it was started; each of the others once.
+        for one in hit.difference(&watched).filter(|one| **one != leader) {
             self.watch_member(name, *one);
         }
         let child = self.living(name)?;
+        child.lot.watched = &watched | &hit;
         if blow == Blow::Kill {
             child.lot.shm.extend(inventory::shm_of(&family));
         }

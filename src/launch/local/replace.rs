@@ -301,12 +301,14 @@ impl Local {
     ) -> Result<(), Failure> {
         let name = process.name.clone();
         let mut ours = self.ours(Some(BTreeSet::from([name.clone()])));
+        let before = self.place.shm_before.clone();
         let child = self.child_mut(&name)?;
         let leader = child.identity();
         let mut family = sweep::families(&BTreeSet::from([leader.pid]));
         family.extend(ours.scan());
         child.lot.permitted = true;
-        child.lot.shm.extend(inventory::shm_of(&family));
+        let mut shm = std::mem::take(&mut child.lot.shm);
+        shm.extend(inventory::shm_of(&family));
         let exit = child.leader.exit().map_err(|error| {
             Failure::environment(format!("the end of {name} cannot be watched: {error}"))
         })?;
@@ -334,7 +336,11 @@ impl Local {
                     .hint("look at its state in /proc; a driver may hold it"));
             }
             // Whoever was born in the meantime.
-            ours.kill().await.map(|_| ())
+            ours.kill().await?;
+            // It looks at every process of the host: not where deaths are waited for.
+            let work = move || inventory::remove_unused(shm.difference(&before).cloned());
+            let _ = tokio::task::spawn_blocking(work).await;
+            Ok(())
         };
         let id = self.jobs.last + 1;
         self.jobs.last = id;
@@ -362,10 +368,7 @@ impl Local {
         let process = job.process.clone();
         let foreign = !job.changes.is_none();
         let name = process.name.clone();
-        let before = self.place.shm_before.clone();
-        let old = self.child_mut(&name)?;
-        let (shm, times) = (std::mem::take(&mut old.lot.shm), old.before + 1);
-        inventory::remove_unused(shm.difference(&before).cloned());
+        let times = self.child_mut(&name)?.before + 1;
         let (missing, seen) = watch::channel("nothing was looked at yet".to_owned());
         let started_ns = monotonic_ns();
         let mut new = self.spawn(process.clone(), seen, times)?;
@@ -374,6 +377,10 @@ impl Local {
         let old = std::mem::replace(slot, new);
         // It has ended: that was waited for.
         let _ = old.leader.reap();
+        // Whoever started after the old one may hold on to it: mended with the rest.
+        for child in &mut self.children {
+            child.lot.foreign |= child.process.after.contains(&name);
+        }
         let (bound, probes) = (self.bound, process.ready.clone());
         let task = self.await_ready(id, &name, bound, async move {
             probe::until_all_hold(probes, probe::http(), missing).await;

@@ -20,6 +20,7 @@ use crate::plan::Group;
 use crate::stack::cookie::Mark;
 use crate::stack::devices::NotHad;
 use crate::stack::ended;
+use crate::stack::harm::Done;
 use crate::stack::leftovers::Leftovers;
 use crate::stack::process;
 use crate::stack::protocol::{StackInfo, Tell, millis};
@@ -177,15 +178,18 @@ impl Supervisor<'_> {
                     }
                     GroupEvent::Done(ticket, done) => {
                         let asked = usize::try_from(ticket).ok().and_then(|at| tickets.get(at));
+                        let settled = matches!(done, Done::Replaced(_));
                         if let Some((id, number)) = asked.copied() {
                             let done = Box::new(done);
                             self.desk.tell(id, Tell::Done { number, done });
+                        }
+                        if settled {
+                            self.observe(prepared);
                         }
                     }
                     GroupEvent::Changed(started) => {
                         self.desk.changed(&started);
                         view.started = Some(started);
-                        self.observe(prepared);
                     }
                     GroupEvent::Whole(started) => {
                         log("whole again");
