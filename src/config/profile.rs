@@ -49,7 +49,7 @@ pub struct Profile {
     #[serde(default)]
     pub request: Request,
     /// What a takeover may take; nothing is judged where it says nothing.
-    #[serde(default, skip_serializing_if = "Budget::is_default")]
+    #[serde(default)]
     pub budget: Budget,
     /// What the simulated stack does beside its command lines; absent for a real one.
     #[serde(default, skip_serializing_if = "Sim::is_default")]
@@ -297,12 +297,6 @@ pub struct Budget {
     pub first_guard_hit_ms: Option<u64>,
     /// Until a replacement serves.
     pub replacement_serving_ms: Option<u64>,
-}
-
-impl Budget {
-    fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 /// What the simulated stack does beside its command lines. Times are in microseconds.

@@ -63,6 +63,10 @@ fn sample(field: &Field) -> &'static str {
         "stack.max_lifetime_seconds" => "3600",
         "request.deadline_seconds" => "35",
         "request.max_tokens" => "36",
+        "budget.promotion_ms" => "51",
+        "budget.first_correct_response_ms" => "52",
+        "budget.first_guard_hit_ms" => "53",
+        "budget.replacement_serving_ms" => "54",
         "sim.seed" => "7",
         "sim.faults" => "corrupt_block@worker1#2, swap_blocks",
         "sim.start_us" => "37",
@@ -305,6 +309,13 @@ fn a_wrong_value_is_blamed_on_who_gave_it() {
         refused(&["--profile", "gpu"]),
         r#"--profile: no profile is called "gpu"; there are cpu, cpu-hybrid, sim (or give a path to a .toml file)"#
     );
+}
+
+#[test]
+fn a_recovery_case_without_a_kill_would_prove_nothing() {
+    assert_eq!(cpu(&[]).kills, 5);
+    assert_eq!(cpu(&["--kills=2"]).kills, 2);
+    assert_eq!(refused(&["--kills=0"]), "--kills: must be at least 1");
 }
 
 #[test]
