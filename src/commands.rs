@@ -1,6 +1,8 @@
 //! The commands of `kvcr-phase1`, one function each. Parsing is `main.rs`'s; what the commands
 //! stand on is the rest of the crate.
 
+mod strike;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -19,6 +21,8 @@ use crate::sim::NOTICE;
 use crate::stack::admin;
 use crate::stack::lease::{self, Lease, LeaseRequest};
 use crate::stack::protocol::{Mode, StackInfo, Status};
+
+pub use self::strike::{StrikeArgs, strike};
 
 /// Seconds that `up --detach` keeps an unused stack.
 const DETACHED_KEEP: u64 = 3600;

@@ -228,8 +228,16 @@ impl Spread {
 
 impl std::fmt::Display for Spread {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { count, min, median, max } = self;
-        write!(f, "{min:.1} / {median:.1} / {max:.1} ms (min / median / max of {count})")
+        let Self {
+            count,
+            min,
+            median,
+            max,
+        } = self;
+        write!(
+            f,
+            "{min:.1} / {median:.1} / {max:.1} ms (min / median / max of {count})"
+        )
     }
 }
 
@@ -271,7 +279,10 @@ impl Fit {
         let mean_y = points.iter().map(|(_, y)| y).sum::<f64>() / count;
         // Around the means: the sums of squares themselves would cancel.
         let spread: f64 = points.iter().map(|(x, _)| (x - mean_x).powi(2)).sum();
-        let together: f64 = points.iter().map(|(x, y)| (x - mean_x) * (y - mean_y)).sum();
+        let together: f64 = points
+            .iter()
+            .map(|(x, y)| (x - mean_x) * (y - mean_y))
+            .sum();
         let slope = together / spread;
         if points.len() < 2 || !slope.is_finite() {
             return None;
@@ -336,7 +347,8 @@ pub fn growth(points: &[(f64, f64)], noise: f64) -> Growth {
                 continue;
             }
             // A cost of nothing would make any growth endless.
-            let power = (cost / y.max(noise / 10.0).max(f64::MIN_POSITIVE)).ln() / (further / x).ln();
+            let power =
+                (cost / y.max(noise / 10.0).max(f64::MIN_POSITIVE)).ln() / (further / x).ln();
             if power > STEEP {
                 return Growth::Steeper {
                     stretch: (*x, *further),

@@ -4,9 +4,13 @@
 
 mod flow;
 pub mod scene;
+mod seed;
+mod takeover;
 pub mod tc01_generation;
 pub mod tc02_local_dram;
 pub mod tc03_peer_transfer;
+pub mod tc04_guard;
+pub mod tc06_recovery;
 
 use crate::engine::BoxFuture;
 use crate::failure::Failure;
@@ -57,6 +61,8 @@ pub const PHASE1: &[Case] = &[
     tc01_generation::CASE,
     tc02_local_dram::CASE,
     tc03_peer_transfer::CASE,
+    tc04_guard::CASE,
+    tc06_recovery::CASE,
 ];
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! timed, so that what remains is the harness's own share.
 
 mod counters;
+pub mod harm;
 mod oracle;
 mod requests;
 
@@ -11,18 +12,20 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use super::Arm;
 use crate::client::Client;
 use crate::config::Config;
 use crate::evidence::ArmDir;
 use crate::evidence::result::{RequestLine, Timings};
 use crate::failure::Failure;
+use crate::gate::Wants;
 use crate::geometry::Geometry;
 use crate::prompt::{Key, Prompt, Prompts, Section};
 use crate::reference::{Answer, Kept};
 use crate::stack::lease::Lease;
-use crate::stack::protocol::StackInfo;
+use crate::stack::protocol::{ProcessInfo, StackInfo, WorkerInfo};
 use crate::telemetry::settle::Settled;
-use crate::telemetry::{Delta, Scraper};
+use crate::telemetry::{Delta, Scraper, kvcr};
 use crate::verdict::Check;
 
 /// The most for one page of counters; a stalled machine answers late, not never.
@@ -37,7 +40,7 @@ pub struct Scene<'a> {
     config: &'a Config,
     stack: StackInfo,
     lease: &'a Lease,
-    arm: &'static str,
+    arm: &'static Arm,
     prompts: Prompts,
     blocks: Geometry,
     salt: String,
@@ -61,24 +64,48 @@ pub struct Told {
     pub notes: Vec<String>,
     /// Reference answers, by label.
     pub answers: BTreeMap<String, Answer>,
+    /// Why the reference cannot have been pinned, where it cannot.
+    pub unpinned: Option<String>,
+    /// Processes that were started while the story went on: their logs count too.
+    pub started: Vec<ProcessInfo>,
+    /// Log lines that have to come: whose, and a word of the line. They are noted, and alarm
+    /// nobody.
+    pub expected_lines: Vec<(String, String)>,
 }
 
-/// Counters of every worker at one moment.
+/// Counters of several workers at one moment.
 #[derive(Debug)]
-pub struct Counters(Settled);
+pub struct Counters {
+    workers: Vec<WorkerInfo>,
+    settled: Settled,
+}
 
-/// What the counters of every worker did, by index.
+impl Counters {
+    fn indices(&self) -> Vec<usize> {
+        self.workers.iter().map(|worker| worker.index).collect()
+    }
+
+    /// What a worker's page says of `resource` (`local_g2_allocated_slots`), if it was read.
+    #[must_use]
+    pub fn state(&self, worker: usize, resource: &str) -> Option<u64> {
+        let at = self.indices().iter().position(|index| *index == worker)?;
+        kvcr::state(&self.settled.scrapes.get(at)?.page, resource).exact()
+    }
+}
+
+/// What the counters of several workers did, by index.
 #[derive(Debug)]
-pub struct Deltas(Vec<Delta>);
+pub struct Deltas(Vec<(usize, Delta)>);
 
 impl Deltas {
     /// Of one worker.
     ///
     /// # Panics
-    /// If there is no such worker: a story asks only for those it was given.
+    /// If it was not among those that were read: a story asks only for those it was given.
     #[must_use]
     pub fn worker(&self, index: usize) -> &Delta {
-        &self.0[index]
+        let found = self.0.iter().find(|(of, _)| *of == index);
+        &found.expect("a worker whose counters were read").1
     }
 }
 
@@ -91,25 +118,30 @@ impl<'a> Scene<'a> {
         config: &'a Config,
         model: &Path,
         lease: &'a Lease,
-        arm: &'static str,
+        arm: &'static Arm,
         dir: ArmDir,
     ) -> Result<Self, Failure> {
         let stack = lease.stack().clone();
         let deadline = Duration::from_secs(config.profile.request.deadline_seconds);
         let blocks = Geometry::of(&config.profile);
-        let mut told = Told::default();
+        let mut told = Told {
+            unpinned: (arm.wants == Wants::Guards && stack.variant > 0)
+                .then(|| "its prompts are new with every lease".to_owned()),
+            ..Told::default()
+        };
         if !blocks.is_exact() {
             told.notes.push(format!(
                 "pages and bytes are lower bounds; {GEOMETRY_FLAGS} of the model make them exact"
             ));
         }
         Ok(Self {
+            told,
             prompts: Prompts::new(model)?,
             blocks,
             // New with every lease: the same prompt is cold again on a warm stack.
             salt: format!(
-                "{}-{}-{arm}-{}",
-                config.run_id, stack.generation, stack.variant
+                "{}-{}-{}-{}",
+                config.run_id, stack.generation, arm.name, stack.variant
             ),
             client: Client::new(&stack.plan.frontend_url, deadline)?,
             scraper: Scraper::new(SCRAPE_DEADLINE.min(deadline))?,
@@ -119,7 +151,6 @@ impl<'a> Scene<'a> {
             lease,
             arm,
             dir,
-            told,
         })
     }
 
@@ -159,8 +190,8 @@ impl<'a> Scene<'a> {
         self.blocks.tokens_of(blocks)
     }
 
-    /// The prompt called `label` of this arm: the same in every run, so that its reference can be
-    /// pinned. `tokens` long.
+    /// The prompt called `label` of this arm, `tokens` long: the same in every run, so that its
+    /// reference can be pinned. An arm without a salt has another one with every lease of a stack.
     #[must_use]
     pub fn prompt(&self, label: &str, tokens: u64) -> Prompt {
         self.prompts.cold(self.key(label), length(tokens))
@@ -198,10 +229,25 @@ impl<'a> Scene<'a> {
 
     fn key<'k>(&self, label: &'k str) -> Key<'k> {
         Key {
-            case: self.arm,
+            case: self.arm.name,
             arm: label,
-            variant: 0,
+            // Without a salt only another prompt is cold again on a warm stack.
+            variant: if self.is_salted() {
+                0
+            } else {
+                self.stack.variant
+            },
         }
+    }
+
+    /// Whether prompts are the same in every run, and a salt makes them cold. Where the router has
+    /// to hint in spite of a state agent there can be none.
+    fn is_salted(&self) -> bool {
+        self.arm.wants != Wants::Guards
+    }
+
+    fn asked_salt(&self) -> Option<String> {
+        self.is_salted().then(|| self.salt.clone())
     }
 
     /// Leaves a check.

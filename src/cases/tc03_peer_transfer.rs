@@ -7,6 +7,7 @@
 
 use super::flow::Flow;
 use super::scene::Scene;
+use super::seed::{BLOCKS, seed, seeded_length};
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
 use crate::failure::{Class, Failure};
@@ -19,8 +20,6 @@ mod judge;
 
 use judge::Twice;
 
-/// Blocks of a seeded prompt.
-const BLOCKS: u64 = 8;
 /// Blocks that a prompt shares with a seeded one where it shares only some.
 const SHARED: u64 = 5;
 /// Blocks of a long prompt.
@@ -84,28 +83,6 @@ pub const CASE: Case = Case {
         },
     ],
 };
-
-/// Length of a seeded prompt: its last block is not full, so that a hit leaves something to do.
-fn seeded_length(scene: &Scene<'_>) -> u64 {
-    scene.tokens(BLOCKS) + scene.tokens(1) / 2
-}
-
-/// Has `worker` compute each prompt, and waits until the router knows that it holds them.
-async fn seed(
-    scene: &mut Scene<'_>,
-    seeds: &[(String, &Prompt)],
-    worker: usize,
-) -> Result<(), Failure> {
-    let blocks = scene.blocks();
-    let known = scene.router_events().await?;
-    let mut stored = 0;
-    for (label, prompt) in seeds {
-        let seen = scene.ask(label, prompt, worker).await?;
-        scene.hit(&seen, 0..=0);
-        stored += blocks.full(seen.prompt_tokens);
-    }
-    scene.router_knows(known, stored).await
-}
 
 fn hinted_and_fresh<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
     Box::pin(async move {

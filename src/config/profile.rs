@@ -52,7 +52,7 @@ pub struct Profile {
     #[serde(default)]
     pub request: Request,
     /// What a takeover may take; nothing is judged where it says nothing.
-    #[serde(default, skip_serializing_if = "Budget::is_default")]
+    #[serde(default)]
     pub budget: Budget,
     /// How long what TC-02's prompts share is, with a hybrid model.
     #[serde(default)]
@@ -320,12 +320,6 @@ pub struct Budget {
     pub first_guard_hit_ms: Option<u64>,
     /// Until a replacement serves.
     pub replacement_serving_ms: Option<u64>,
-}
-
-impl Budget {
-    fn is_default(&self) -> bool {
-        *self == Self::default()
-    }
 }
 
 /// What the prompts of TC-02's hybrid arms share.

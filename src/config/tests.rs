@@ -69,6 +69,10 @@ fn sample(field: &Field) -> &'static str {
         "tc02.seed_prefix" => "4",
         "tc02.extra_shared_sections" => "1",
         "tc02.evict_target" => "1",
+        "budget.promotion_ms" => "51",
+        "budget.first_correct_response_ms" => "52",
+        "budget.first_guard_hit_ms" => "53",
+        "budget.replacement_serving_ms" => "54",
         "sim.seed" => "7",
         "sim.faults" => "corrupt_block@worker1#2, swap_blocks",
         "sim.start_us" => "37",
@@ -311,6 +315,13 @@ fn a_wrong_value_is_blamed_on_who_gave_it() {
         refused(&["--profile", "gpu"]),
         r#"--profile: no profile is called "gpu"; there are cpu, cpu-hybrid, sim, sim-hybrid (or give a path to a .toml file)"#
     );
+}
+
+#[test]
+fn a_recovery_case_without_a_kill_would_prove_nothing() {
+    assert_eq!(cpu(&[]).kills, 5);
+    assert_eq!(cpu(&["--kills=2"]).kills, 2);
+    assert_eq!(refused(&["--kills=0"]), "--kills: must be at least 1");
 }
 
 #[test]

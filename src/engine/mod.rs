@@ -9,10 +9,23 @@ use std::pin::Pin;
 
 use crate::failure::Failure;
 use crate::plan::{Bindings, Group, Plan, Process};
+use crate::stack::harm::Changes;
 use crate::stack::protocol::WorkerInfo;
 
 /// A boxed future, so that [`Blueprint`] can be a trait object.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A worker that was started again, and is ready. Times are
+/// [`crate::stack::clock::monotonic_ns`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Registered {
+    /// It, under its new instance id.
+    pub worker: WorkerInfo,
+    /// The front door lists its instance and its model.
+    pub listed_ns: u64,
+    /// A canary pinned to it completed.
+    pub canary_ns: u64,
+}
 
 /// What the supervisor must know of an engine to bring a stack up. Everything else about a
 /// configuration stays out of `stack`.
@@ -55,6 +68,24 @@ pub trait Blueprint: Send + Sync {
     ) -> BoxFuture<'a, Result<(), Failure>> {
         Box::pin(std::future::ready(Ok(())))
     }
+
+    /// [`Self::ready`] for the one worker whose process of the plan is `process` and was started
+    /// again, perhaps [changed](Self::changed).
+    fn ready_again<'a>(
+        &'a self,
+        plan: &'a Plan,
+        process: &'a str,
+        say: &'a (dyn Fn(String) + Send + Sync),
+    ) -> BoxFuture<'a, Result<Registered, Failure>>;
+
+    /// `process` of the plan with these changes. Pure.
+    ///
+    /// # Errors
+    /// Inconclusive, if there is no such process or nothing in it that could be changed so.
+    fn changed(&self, plan: &Plan, process: &str, changes: &Changes) -> Result<Process, Failure>;
+
+    /// Whether a descendant of a worker with this command line (or title) is its engine core.
+    fn is_engine_core(&self, command_line: &str) -> bool;
 
     /// Says why `process` failed to start or died, from its log: the first causal line, and the
     /// class that line belongs to. `ending` is how it ended (`exit code 1`, `signal 9`), or

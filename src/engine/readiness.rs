@@ -25,8 +25,10 @@ use tokio::time::Instant;
 
 use crate::client::parse::unsigned;
 use crate::client::{Client, Completion, Input, RequestFailure, RequestFailureKind, Transport};
+use crate::engine::Registered;
 use crate::failure::{Class, Failure};
 use crate::plan::{Group, Plan, PlannedWorker};
+use crate::stack::clock::monotonic_ns;
 use crate::stack::protocol::{WorkerInfo, millis};
 use crate::telemetry::{Page, Scraper, kvcr};
 
@@ -67,14 +69,25 @@ pub async fn await_workers(
             "the plan has no worker in group {group:?}"
         )));
     }
-    let probe = Probe {
-        frontend: plan.frontend_url.trim_end_matches('/').to_owned(),
-        client: Client::new(&plan.frontend_url, CANARY_DEADLINE)?,
-        transport: Transport::new(LOOK_DEADLINE)?,
-        scraper: Scraper::new(LOOK_DEADLINE)?,
-        telemetry_window: TELEMETRY_WINDOW,
-    };
-    probe.all(planned, say).await
+    let ready = Probe::of(plan)?.all(planned, say).await?;
+    Ok(ready
+        .into_iter()
+        .map(|registered| registered.worker)
+        .collect())
+}
+
+/// [`await_workers`] for the one worker of the core whose process is `process`.
+pub async fn await_worker(
+    plan: &Plan,
+    process: &str,
+    say: &(dyn Fn(String) + Send + Sync),
+) -> Result<Registered, Failure> {
+    let planned = plan.workers.iter().find(|worker| worker.process == process);
+    let planned = planned.cloned().into_iter().collect();
+    let ready = Probe::of(plan)?.all(planned, say).await?;
+    ready.into_iter().next().ok_or_else(|| {
+        Failure::inconclusive(format!("the plan has no worker whose process is {process}"))
+    })
 }
 
 /// Two of our workers cannot be one instance: on one of the ports somebody else answers, such
@@ -92,6 +105,22 @@ fn same_instance(a: &WorkerInfo, b: &WorkerInfo) -> Failure {
     .hint("see which process listens on these ports")
 }
 
+/// An instance that the front door lists.
+#[derive(Clone, Copy)]
+struct Listed {
+    instance_id: u64,
+    listed_ns: u64,
+    /// When its canary completed.
+    canary: Option<(u64, Instant)>,
+}
+
+/// One that is ready.
+struct Ready {
+    instance_id: u64,
+    listed_ns: u64,
+    canary_ns: u64,
+}
+
 #[derive(Clone)]
 struct Probe {
     frontend: String,
@@ -102,11 +131,21 @@ struct Probe {
 }
 
 impl Probe {
+    fn of(plan: &Plan) -> Result<Self, Failure> {
+        Ok(Self {
+            frontend: plan.frontend_url.trim_end_matches('/').to_owned(),
+            client: Client::new(&plan.frontend_url, CANARY_DEADLINE)?,
+            transport: Transport::new(LOOK_DEADLINE)?,
+            scraper: Scraper::new(LOOK_DEADLINE)?,
+            telemetry_window: TELEMETRY_WINDOW,
+        })
+    }
+
     async fn all(
         &self,
         planned: Vec<PlannedWorker>,
         say: &(dyn Fn(String) + Send + Sync),
-    ) -> Result<Vec<WorkerInfo>, Failure> {
+    ) -> Result<Vec<Registered>, Failure> {
         // Tasks outlive no one: the set aborts them when it is dropped. `say` is only borrowed, so
         // what they have to say comes back through a channel.
         let (told, mut tell) = mpsc::unbounded_channel();
@@ -116,7 +155,7 @@ impl Probe {
             tasks.spawn(async move { probe.ready(worker, told).await });
         }
         drop(told);
-        let mut ready: Vec<WorkerInfo> = Vec::new();
+        let mut ready: Vec<Registered> = Vec::new();
         loop {
             tokio::select! {
                 biased;
@@ -125,15 +164,16 @@ impl Probe {
                     let info = done.map_err(|error| {
                         Failure::inconclusive("a readiness probe ended by itself").found(error)
                     })??;
-                    if let Some(other) = ready.iter().find(|w| w.instance_id == info.instance_id) {
-                        return Err(same_instance(other, &info));
+                    let mut others = ready.iter().map(|other| &other.worker);
+                    if let Some(other) = others.find(|w| w.instance_id == info.worker.instance_id) {
+                        return Err(same_instance(other, &info.worker));
                     }
                     ready.push(info);
                 }
                 else => break,
             }
         }
-        ready.sort_by_key(|worker| worker.index);
+        ready.sort_by_key(|registered| registered.worker.index);
         Ok(ready)
     }
 
@@ -141,7 +181,7 @@ impl Probe {
         &self,
         worker: PlannedWorker,
         told: mpsc::UnboundedSender<String>,
-    ) -> Result<WorkerInfo, Failure> {
+    ) -> Result<Registered, Failure> {
         let mut last = String::new();
         let mut say = |text: String| {
             // A supervisor that no longer listens is about to drop us anyway.
@@ -150,20 +190,24 @@ impl Probe {
                 last = text;
             }
         };
-        let mut served: Option<(u64, Instant)> = None;
+        let mut listed: Option<Listed> = None;
         let began = Instant::now();
         loop {
-            match self.look(&worker, &mut served, &mut say).await {
-                Ok(instance_id) => {
-                    say(format!("ready as instance {instance_id}"));
-                    return Ok(WorkerInfo {
-                        process: worker.process,
-                        index: worker.index,
-                        instance_id,
-                        served_model: worker.served_model,
-                        metrics_url: worker.metrics_url,
-                        probes_ms: 0,
-                        ready_ms: millis(began.elapsed()),
+            match self.look(&worker, &mut listed, &mut say).await {
+                Ok(ready) => {
+                    say(format!("ready as instance {}", ready.instance_id));
+                    return Ok(Registered {
+                        worker: WorkerInfo {
+                            process: worker.process,
+                            index: worker.index,
+                            instance_id: ready.instance_id,
+                            served_model: worker.served_model,
+                            metrics_url: worker.metrics_url,
+                            probes_ms: 0,
+                            ready_ms: millis(began.elapsed()),
+                        },
+                        listed_ns: ready.listed_ns,
+                        canary_ns: ready.canary_ns,
                     });
                 }
                 Err(Wait::NotYet(status)) => say(status),
@@ -173,14 +217,14 @@ impl Probe {
         }
     }
 
-    /// All levels, from the first: a worker that restarts in between begins anew. `served` keeps
-    /// the instance whose canary completed, and when, so that it is asked only once.
+    /// All levels, from the first: a worker that restarts in between begins anew. `listed` keeps
+    /// the instance, and that its canary completed, so that it is asked only once.
     async fn look(
         &self,
         worker: &PlannedWorker,
-        served: &mut Option<(u64, Instant)>,
+        listed: &mut Option<Listed>,
         say: &mut impl FnMut(String),
-    ) -> Result<u64, Wait> {
+    ) -> Result<Ready, Wait> {
         let page = match self.scraper.scrape(&worker.metrics_url).await {
             Ok(scrape) => scrape.page,
             Err(failure) => return Err(Wait::NotYet(format!("no metrics page: {}", failure.kind))),
@@ -201,14 +245,18 @@ impl Probe {
             )));
         }
 
-        let since = match *served {
-            Some((known, since)) if known == id => since,
-            _ => {
+        let known = listed.filter(|known| known.instance_id == id);
+        let known = listed.insert(known.unwrap_or_else(|| Listed {
+            instance_id: id,
+            listed_ns: monotonic_ns(),
+            canary: None,
+        }));
+        let (canary_ns, since) = match known.canary {
+            Some(done) => done,
+            None => {
                 say(format!("listed as instance {id}; its canary is on its way"));
                 self.canary(worker, id).await?;
-                let now = Instant::now();
-                *served = Some((id, now));
-                now
+                *known.canary.insert((monotonic_ns(), Instant::now()))
             }
         };
 
@@ -222,7 +270,11 @@ impl Probe {
                 Wait::Never(no_telemetry(worker, &missing))
             });
         }
-        Ok(id)
+        Ok(Ready {
+            instance_id: id,
+            listed_ns: known.listed_ns,
+            canary_ns,
+        })
     }
 
     async fn document(&self, path: &str) -> Result<Value, Wait> {
@@ -307,7 +359,7 @@ fn instance_id(page: &Page) -> Result<u64, String> {
 }
 
 /// Whether the front door's `/health` lists this instance as one that generates.
-fn lists_instance(health: &Value, id: u64) -> bool {
+pub(crate) fn lists_instance(health: &Value, id: u64) -> bool {
     let instances = health.get("instances").and_then(Value::as_array);
     instances.into_iter().flatten().any(|instance| {
         instance.get("endpoint").and_then(Value::as_str) == Some("generate")

@@ -15,13 +15,17 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Blueprint, BoxFuture, readiness};
+use super::{Blueprint, BoxFuture, Registered, readiness};
 use crate::config::Config;
 use crate::environment::Installed;
 use crate::failure::Failure;
 use crate::geometry::Geometry;
 use crate::plan::{self, Bindings, Group, Plan, Process};
+use crate::stack::harm::Changes;
 use crate::stack::protocol::WorkerInfo;
+
+/// How the title of vLLM's engine core begins; one of several says which (`_DP1`).
+pub(crate) const ENGINE_CORE: &str = "VLLM::EngineCore";
 
 /// A stack of `dynamo.vllm` workers, real or simulated: a configuration and the software it runs on. Written to the supervisor's
 /// launch file as it is.
@@ -92,6 +96,23 @@ impl Blueprint for VllmBlueprint {
             logs,
             say,
         ))
+    }
+
+    fn ready_again<'a>(
+        &'a self,
+        plan: &'a Plan,
+        process: &'a str,
+        say: &'a (dyn Fn(String) + Send + Sync),
+    ) -> BoxFuture<'a, Result<Registered, Failure>> {
+        Box::pin(readiness::await_worker(plan, process, say))
+    }
+
+    fn changed(&self, plan: &Plan, process: &str, changes: &Changes) -> Result<Process, Failure> {
+        plan::changed::changed(plan, process, changes)
+    }
+
+    fn is_engine_core(&self, command_line: &str) -> bool {
+        command_line.starts_with(ENGINE_CORE)
     }
 
     fn explain(&self, process: &Process, ending: Option<&str>, log: &Path) -> Failure {

@@ -127,8 +127,11 @@ pub struct Timings {
     pub requests: f64,
     /// Waiting for responses of the reference engine.
     pub reference_requests: f64,
-    /// Waiting for counters to settle.
+    /// Waiting for counters to settle, and for what a Guard says.
     pub settle: f64,
+    /// Waiting for killed processes to be started again.
+    #[serde(default)]
+    pub replacements: f64,
     /// The harness's own: `wall` less all of the above.
     pub harness: f64,
     /// `harness / wall`, 0 to 1.
@@ -143,7 +146,8 @@ impl Timings {
             + self.reference_start
             + self.requests
             + self.reference_requests
-            + self.settle;
+            + self.settle
+            + self.replacements;
         self.wall = wall;
         self.harness = (wall - waited).max(0.0);
         self.harness_share = if wall > 0.0 { self.harness / wall } else { 0.0 };

@@ -49,7 +49,11 @@ impl Runner {
     ///
     /// # Errors
     /// Only if the evidence cannot be written.
-    pub fn run(&self, arm: &Arm, reporter: &mut dyn Reporter) -> Result<ArmResult, Failure> {
+    pub fn run(
+        &self,
+        arm: &'static Arm,
+        reporter: &mut dyn Reporter,
+    ) -> Result<ArmResult, Failure> {
         let began = self
             .began
             .lock()
@@ -77,7 +81,7 @@ impl Runner {
 
     fn act(
         &self,
-        arm: &Arm,
+        arm: &'static Arm,
         dir: &ArmDir,
         reporter: &mut dyn Reporter,
         act: &mut Act,
@@ -111,7 +115,7 @@ impl Runner {
         let living = Living::of(&lease);
 
         let model = &prepared.installed().model;
-        let mut scene = Scene::set(&self.config, model, &lease, arm.name, dir.clone())?;
+        let mut scene = Scene::set(&self.config, model, &lease, arm, dir.clone())?;
         let lease_wait = act.told.timings.lease;
         let outcome = self.tell(arm, &mut scene, &lease);
         act.told = scene.told().clone();
@@ -227,7 +231,7 @@ impl Runner {
         let Ok(prepared) = &self.prepared else {
             return Pin::NotReached;
         };
-        if told.answers.is_empty() || !complete {
+        if told.answers.is_empty() || told.unpinned.is_some() || !complete {
             return Pin::NotReached;
         }
         let installed = prepared.installed();
@@ -350,13 +354,24 @@ impl Tails {
     }
 
     /// Every finding becomes a note; one that disables a worker for good is a check of its own,
-    /// so that it is not blamed on the case that comes next.
+    /// so that it is not blamed on the case that comes next. What a story said would come is a note
+    /// only.
     fn look(&mut self, told: &mut Told) {
+        for process in &told.started {
+            let tail = logs::Tail::from_start(&process.log);
+            self.0.push((process.name.clone(), tail));
+        }
         for (process, tail) in &mut self.0 {
             for finding in tail.findings().unwrap_or_default() {
                 let line = &finding.line;
                 told.notes
                     .push(format!("{process}: {}: {line}", finding.means));
+                let expected = |(whose, word): &(String, String)| {
+                    whose == process && line.contains(word.as_str())
+                };
+                if told.expected_lines.iter().any(expected) {
+                    continue;
+                }
                 told.checks.push(Check::new(
                     format!("no_alarming_log_line[{process}]"),
                     finding.class,

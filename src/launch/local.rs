@@ -1,11 +1,18 @@
-//! A group of a plan's processes on this host: start, watch, stop.
+//! A group of a plan's processes on this host: start, watch, harm, replace, stop.
 //!
-//! Start: everything that can run side by side does; a process waits only for those it names
-//! in `after`. Watch: the first death is reported with its cause. Stop: SIGTERM to each process
-//! group, SIGKILL when its patience ends, the ones others depend on last; then a sweep for
-//! descendants that left their group.
+//! - here: start. Everything that can run side by side does; a process waits only for those it
+//!   names in `after`.
+//! - `watch`: who ended, and whether that was permitted.
+//! - `harm`: blows, dealt only to what was started here.
+//! - `replace`: starting one process again, and making a harmed group whole.
+//! - `stop`: how all of it ends.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod harm;
+mod replace;
+mod stop;
+mod watch;
+
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io;
@@ -13,22 +20,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, watch as state};
 use tokio::task::JoinSet;
 
+pub use self::replace::Event;
+use self::replace::Jobs;
+use self::watch::Exit;
 use super::probe;
 use crate::engine::Blueprint;
-use crate::failure::{Class, Failure};
+use crate::failure::Failure;
 use crate::plan::{Group, Plan, Process};
 use crate::stack::cookie::{Cookie, Mark};
-use crate::stack::process::{Ending, Leader, Placement, Spawn};
+use crate::stack::inventory::ShmFile;
+use crate::stack::process::{Leader, Placement, Spawn};
 use crate::stack::protocol::{ProcessInfo, WorkerInfo, millis};
-use crate::stack::sweep::{self, Identity, Ours};
+use crate::stack::sweep::{Identity, Ours};
 use crate::stack::wait::Patience;
-
-/// After SIGKILL only the kernel can delay the end.
-const KILLED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Where a plan runs and under which mark.
 #[derive(Clone, Debug)]
@@ -41,6 +48,8 @@ pub struct Place {
     pub scratch: PathBuf,
     /// One file a process.
     pub logs: PathBuf,
+    /// Shared-memory files that were there before: nobody's to remove.
+    pub shm_before: Arc<BTreeSet<ShmFile>>,
 }
 
 /// Says how bring-up goes on.
@@ -65,8 +74,13 @@ pub struct Local {
     group: Group,
     place: Place,
     say: Say,
+    /// How long a start may take.
+    bound: Duration,
     children: Vec<Child>,
-    exits: (mpsc::Sender<usize>, mpsc::Receiver<usize>),
+    /// Those that are ready.
+    workers: Vec<WorkerInfo>,
+    jobs: Jobs,
+    exits: (mpsc::UnboundedSender<Exit>, mpsc::UnboundedReceiver<Exit>),
 }
 
 struct Child {
@@ -75,11 +89,41 @@ struct Child {
     log: PathBuf,
     spawned: Instant,
     patience: Patience,
-    missing: watch::Receiver<String>,
+    missing: state::Receiver<String>,
     probes_ms: Option<u64>,
+    /// How often its process of the plan was started before.
+    before: u32,
+    lot: Lot,
+}
+
+/// What was done to a process that is up, on purpose.
+#[derive(Debug, Default)]
+struct Lot {
+    /// Its end is data.
+    permitted: bool,
+    /// Part of it was killed.
+    struck: bool,
+    /// It was told to stand still.
+    stopped: bool,
+    /// It ended.
+    dead: bool,
+    /// It is not the process of the plan, never became ready, or was there before what it starts
+    /// after.
+    foreign: bool,
+    /// Who of it was hit before: the end of each is told once.
+    watched: BTreeSet<Identity>,
+    /// Shared-memory files that it had when it was killed.
+    shm: BTreeSet<ShmFile>,
 }
 
 impl Child {
+    fn identity(&self) -> Identity {
+        Identity {
+            pid: self.leader.pid(),
+            start_ticks: self.leader.start_ticks(),
+        }
+    }
+
     fn info(&self) -> ProcessInfo {
         ProcessInfo {
             name: self.process.name.clone(),
@@ -99,16 +143,17 @@ impl Local {
         place: Place,
         say: Say,
     ) -> Self {
-        let count = plan.processes.len().max(1);
         Self {
             blueprint,
             plan,
             group,
             place,
             say,
+            bound: Duration::ZERO,
             children: Vec::new(),
-            // One message a process is all there can be.
-            exits: mpsc::channel(count),
+            workers: Vec::new(),
+            jobs: Jobs::default(),
+            exits: mpsc::unbounded_channel(),
         }
     }
 
@@ -116,6 +161,7 @@ impl Local {
     /// after being dropped half-way, [`Self::stop`] cleans up.
     pub async fn start(&mut self, bound: Duration) -> Result<Started, Failure> {
         let began = Instant::now();
+        self.bound = bound;
         let mut bound = Patience::new(bound);
         self.start_processes(&mut bound).await?;
         let asked = Instant::now();
@@ -132,11 +178,17 @@ impl Local {
             }
         }
         workers.sort_by_key(|worker| worker.index);
-        Ok(Started {
-            workers,
+        self.workers = workers;
+        Ok(self.started(began.elapsed()))
+    }
+
+    /// What runs now.
+    fn started(&self, took: Duration) -> Started {
+        Started {
+            workers: self.workers.clone(),
             processes: self.children.iter().map(Child::info).collect(),
-            took: began.elapsed(),
-        })
+            took,
+        }
     }
 
     async fn start_processes(&mut self, bound: &mut Patience) -> Result<(), Failure> {
@@ -158,9 +210,11 @@ impl Local {
             let (now, later): (Vec<_>, Vec<_>) = waiting.into_iter().partition(may);
             waiting = later;
             for process in now {
-                let (missing, seen) = watch::channel("nothing was looked at yet".to_owned());
+                let (missing, seen) = state::channel("nothing was looked at yet".to_owned());
                 let probes = process.ready.clone();
-                let at = self.spawn(process, seen)?;
+                let child = self.spawn(process, seen, 0)?;
+                let at = self.children.len();
+                self.children.push(child);
                 let http = http.clone();
                 probing.spawn(async move {
                     probe::until_all_hold(probes, http, missing).await;
@@ -181,7 +235,7 @@ impl Local {
                     (self.say)(format!("{}: probes hold", child.process.name));
                     started.insert(child.process.name.clone());
                 }
-                Some(at) = self.exits.1.recv() => return Err(self.explain_death(at)),
+                Some(exit) = self.exits.1.recv() => return Err(self.explain(&exit.process)),
                 _ = tick.tick() => self.check_patience(bound)?,
             }
         }
@@ -210,7 +264,7 @@ impl Local {
         let plan = self.plan.clone();
         let say = self.say.clone();
         // What is still missing when time is over.
-        let (last, missing) = watch::channel(String::new());
+        let (last, missing) = state::channel(String::new());
         let tell = move |text: String| {
             let _ = last.send(text.clone());
             say(text);
@@ -227,7 +281,7 @@ impl Local {
         loop {
             tokio::select! {
                 done = &mut ready => return done,
-                Some(at) = self.exits.1.recv() => return Err(self.explain_death(at)),
+                Some(exit) = self.exits.1.recv() => return Err(self.explain(&exit.process)),
                 _ = tick.tick() => if bound.spent() {
                     let mut failure = too_slow(bound.bound());
                     let missing = missing.borrow().clone();
@@ -240,24 +294,6 @@ impl Local {
         }
     }
 
-    /// Waits until a process of the group dies, and says why. For ever if none does.
-    pub async fn died(&mut self) -> Failure {
-        match self.exits.1.recv().await {
-            Some(at) => self.explain_death(at),
-            None => std::future::pending().await,
-        }
-    }
-
-    fn explain_death(&self, at: usize) -> Failure {
-        let child = &self.children[at];
-        let ending = child.leader.ending().ok().flatten();
-        let text = ending.map(|ending| ending.to_string());
-        let failure = self
-            .blueprint
-            .explain(&child.process, text.as_deref(), &child.log);
-        from_outside(failure, &child.process.name, ending)
-    }
-
     fn members(&self) -> impl Iterator<Item = &Process> {
         self.plan
             .processes
@@ -265,12 +301,18 @@ impl Local {
             .filter(|process| process.group == self.group)
     }
 
+    /// Spawns `process`, which was started `before` times already.
     fn spawn(
-        &mut self,
+        &self,
         process: Process,
-        missing: watch::Receiver<String>,
-    ) -> Result<usize, Failure> {
-        let log = self.place.logs.join(format!("{}.log", process.name));
+        missing: state::Receiver<String>,
+        before: u32,
+    ) -> Result<Child, Failure> {
+        // A log of its own: what killed its predecessor must not explain its own end.
+        let log = self.place.logs.join(match before {
+            0 => format!("{}.log", process.name),
+            _ => format!("{}-{}.log", process.name, before + 1),
+        });
         let failed = |error: io::Error| {
             Failure::environment(format!("{} cannot be started: {error}", process.name)).expected(
                 format!(
@@ -306,17 +348,10 @@ impl Local {
         }
         .spawn()
         .map_err(failed)?;
-        let at = self.children.len();
-        let exit = leader.exit().map_err(failed)?;
-        let exits = self.exits.0.clone();
-        tokio::spawn(async move {
-            if exit.await.is_ok() {
-                let _ = exits.send(at).await;
-            }
-        });
+        self.watch_leader(&process.name, &leader).map_err(failed)?;
         (self.say)(format!("{}: started as {}", process.name, leader.pid()));
         let patience = Patience::new(Duration::from_secs(process.start_seconds));
-        self.children.push(Child {
+        Ok(Child {
             process,
             leader,
             log,
@@ -324,37 +359,9 @@ impl Local {
             patience,
             missing,
             probes_ms: None,
-        });
-        Ok(at)
-    }
-
-    /// Stops every process of the group, and everything that descends from them.
-    pub async fn stop(&mut self) -> Result<(), Failure> {
-        let names: BTreeSet<String> = self.members().map(|p| p.name.clone()).collect();
-        // Written down now: a program that hides its environment is found by its number.
-        let ours = self.ours(Some(names));
-        let mut known: BTreeSet<Identity> = ours.scan().into_iter().collect();
-        let mut layers: BTreeMap<usize, Vec<Child>> = BTreeMap::new();
-        let depths = depths(self.plan.processes.iter());
-        for child in self.children.drain(..) {
-            let depth = depths.get(&child.process.name).copied().unwrap_or(0);
-            layers.entry(depth).or_default().push(child);
-        }
-        for (_, layer) in layers.into_iter().rev() {
-            stop_side_by_side(&layer).await;
-            for child in layer {
-                known.insert(Identity {
-                    pid: child.leader.pid(),
-                    start_ticks: child.leader.start_ticks(),
-                });
-                // A process that even SIGKILL did not end would hold us here for good; leave it
-                // to the sweep, which reports it.
-                if child.leader.ending().ok().flatten().is_some() {
-                    let _ = child.leader.reap();
-                }
-            }
-        }
-        Ours { known, ..ours }.kill().await.map(|_| ())
+            before,
+            lot: Lot::default(),
+        })
     }
 
     fn ours(&self, processes: Option<BTreeSet<String>>) -> Ours {
@@ -370,136 +377,8 @@ impl Local {
     }
 }
 
-/// SIGTERM to every group, SIGKILL to those that outlive their patience.
-async fn stop_side_by_side(layer: &[Child]) {
-    let mut groups: BTreeSet<u32> = layer.iter().map(|child| child.leader.pid()).collect();
-    for child in layer {
-        let _ = child.leader.signal_group(Signal::TERM);
-    }
-    let mut patience: BTreeMap<u32, (Patience, Patience)> = layer
-        .iter()
-        .map(|child| {
-            let stop = Duration::from_secs(child.process.stop_seconds);
-            (
-                child.leader.pid(),
-                (Patience::new(stop), Patience::new(stop + KILLED_WITHIN)),
-            )
-        })
-        .collect();
-    loop {
-        groups = sweep::living_groups(&groups);
-        if groups.is_empty() {
-            return;
-        }
-        for child in layer
-            .iter()
-            .filter(|child| groups.contains(&child.leader.pid()))
-        {
-            let Some((stop, kill)) = patience.get_mut(&child.leader.pid()) else {
-                continue;
-            };
-            if stop.spent() {
-                let _ = child.leader.signal_group(Signal::KILL);
-            }
-            if kill.spent() {
-                return;
-            }
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-/// How long the longest chain of `after` behind each process is.
-fn depths<'a>(processes: impl Iterator<Item = &'a Process> + Clone) -> BTreeMap<String, usize> {
-    let count = processes.clone().count();
-    let mut depths: BTreeMap<String, usize> =
-        processes.clone().map(|p| (p.name.clone(), 0)).collect();
-    // As many rounds as there are processes: enough for the longest chain, and an end for a cycle.
-    for _ in 0..count {
-        for process in processes.clone() {
-            let behind = process
-                .after
-                .iter()
-                .filter_map(|name| depths.get(name))
-                .max();
-            if let Some(depth) = behind.map(|depth| (depth + 1).min(count)) {
-                depths.insert(process.name.clone(), depth);
-            }
-        }
-    }
-    depths
-}
-
-/// A process that somebody else killed says nothing about the product.
-fn from_outside(mut failure: Failure, name: &str, ending: Option<Ending>) -> Failure {
-    if let Some(Ending::Signal(signal @ (2 | 9 | 15))) = ending {
-        failure.class = Class::Environment;
-        failure.what = format!("{name} was killed by signal {signal} from outside");
-        failure
-            .hint
-            .get_or_insert_with(|| "see `dmesg` for the out-of-memory killer".to_owned());
-    }
-    failure
-}
-
 fn too_slow(bound: Duration) -> Failure {
     Failure::environment("the stack did not become ready in time")
         .expected(format!("ready within {} s", bound.as_secs()))
         .hint("look at the logs of what was missing; if it was only slow, raise stack.bring_up_seconds (--bring-up)")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::plan::Role;
-
-    fn process(name: &str, after: &[&str]) -> Process {
-        Process {
-            name: name.to_owned(),
-            role: Role::Worker,
-            group: Group::Core,
-            argv: Vec::new(),
-            env: BTreeMap::new(),
-            after: after.iter().map(|name| (*name).to_owned()).collect(),
-            ready: Vec::new(),
-            start_seconds: 1,
-            stop_seconds: 1,
-        }
-    }
-
-    #[test]
-    fn what_others_depend_on_is_deeper_down() {
-        let plan = [
-            process("worker0", &["frontend", "etcd"]),
-            process("frontend", &["etcd"]),
-            process("etcd", &[]),
-        ];
-        let depths = depths(plan.iter());
-        assert_eq!(
-            (depths["etcd"], depths["frontend"], depths["worker0"]),
-            (0, 1, 2)
-        );
-    }
-
-    #[test]
-    fn a_cycle_has_depths_too() {
-        let plan = [process("a", &["b"]), process("b", &["a"])];
-        assert_eq!(depths(plan.iter()).len(), 2);
-    }
-
-    #[test]
-    fn a_kill_from_outside_is_the_environments() {
-        let blamed = Failure::product("worker0 died");
-        let killed = from_outside(blamed.clone(), "worker0", Some(Ending::Signal(9)));
-        assert_eq!(killed.class, Class::Environment);
-        assert!(killed.what.contains("signal 9 from outside"));
-        assert_eq!(
-            from_outside(blamed.clone(), "worker0", Some(Ending::Signal(11))),
-            blamed
-        );
-        assert_eq!(
-            from_outside(blamed.clone(), "worker0", Some(Ending::Code(1))),
-            blamed
-        );
-    }
 }

@@ -122,8 +122,8 @@ impl Guarded {
     }
 }
 
-/// Name of the process.
-pub(super) fn service_name(index: usize) -> String {
+/// Name of the process that guards worker `index`.
+pub(crate) fn service_name(index: usize) -> String {
     format!("service{index}")
 }
 

@@ -6,6 +6,7 @@
 //! `stack`; what an engine's argv looks like belongs to `engine`.
 
 mod aggregated;
+pub(crate) mod changed;
 pub(crate) mod dynamo;
 pub(crate) mod guard;
 mod render;

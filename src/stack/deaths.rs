@@ -3,6 +3,7 @@
 //! The client and the supervisor learn of a death at about the same time, and a verdict on the
 //! failed request alone would blame the product for it. So who lived when the lease began is
 //! written down, and where somebody of them is gone the supervisor gets the time to say why.
+//! Whom the lease itself harmed does not count: it knows.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -19,23 +20,35 @@ const MOMENT: Duration = Duration::from_millis(500);
 const EXPLAINED_WITHIN: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Who lived when a lease began: the processes of its stack and their descendants.
+/// Who lived when a lease began: the processes of its stack and their descendants, by name in the
+/// plan.
 #[derive(Clone, Debug)]
-pub struct Living(BTreeSet<Identity>);
+pub struct Living(Vec<(String, BTreeSet<Identity>)>);
 
 impl Living {
     /// The processes of a lease's stack as they are now.
     #[must_use]
     pub fn of(lease: &Lease) -> Self {
-        let leaders = lease.stack().processes.iter().map(|process| process.pid);
-        Self(sweep::families(&leaders.collect()))
+        let families = lease.stack().processes.iter().map(|process| {
+            let family = sweep::families(&BTreeSet::from([process.pid]));
+            (process.name.clone(), family)
+        });
+        Self(families.collect())
     }
 
     /// Why the stack is not what it was, if it is not; waits only where somebody is missing.
     #[must_use]
     pub fn broken(&self, lease: &Lease) -> Option<Failure> {
+        let harmed = lease.harmed();
+        let spared: Vec<Identity> = self
+            .0
+            .iter()
+            .filter(|(name, _)| !harmed.contains(name))
+            .flat_map(|(_, family)| family)
+            .copied()
+            .collect();
         let anybody_missing = self.wait(MOMENT, || {
-            (lease.broken().is_some() || self.0.iter().any(|one| !one.is_alive())).then_some(())
+            (lease.broken().is_some() || spared.iter().any(|one| !one.is_alive())).then_some(())
         });
         match anybody_missing {
             Some(()) => self.wait(EXPLAINED_WITHIN, || lease.broken()),

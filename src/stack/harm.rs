@@ -157,6 +157,17 @@ pub enum Deed {
     },
 }
 
+impl Deed {
+    /// Name in the plan of the process that it is done to.
+    #[must_use]
+    pub fn process(&self) -> &str {
+        let (Self::Strike { process, .. }
+        | Self::Permit { process }
+        | Self::Replace { process, .. }) = self;
+        process
+    }
+}
+
 /// What came of a [`Deed`].
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case", tag = "done")]

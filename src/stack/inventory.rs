@@ -136,6 +136,28 @@ impl Inventory {
     }
 }
 
+/// Files right under `/dev/shm` that these processes use now. Not those in a directory there: that
+/// is a service's pool, and its to keep also while nobody has it open.
+pub(crate) fn shm_of(processes: &BTreeSet<Identity>) -> BTreeSet<ShmFile> {
+    let used: BTreeSet<(u64, u64)> = processes
+        .iter()
+        .filter_map(|identity| open(*identity))
+        .flat_map(|process| used_by(&process))
+        .collect();
+    let mut found = named(&used);
+    found.retain(|file| file.path.parent() == Some(Path::new(SHM)));
+    found
+}
+
+/// Removes those of these files that nobody uses any more; returns them.
+pub(crate) fn remove_unused(files: impl IntoIterator<Item = ShmFile>) -> Vec<PathBuf> {
+    Inventory {
+        shm: files.into_iter().collect(),
+        ..Inventory::default()
+    }
+    .remove_files()
+}
+
 fn file(generation: &Path) -> PathBuf {
     generation.join("inventory.json")
 }
@@ -274,6 +296,24 @@ mod tests {
         let names: Vec<PathBuf> = named(&used).into_iter().map(|file| file.path).collect();
         fs::remove_file(&linked).unwrap();
         assert!(names.contains(&linked), "{names:?}");
+    }
+
+    #[test]
+    fn what_a_dead_process_used_goes_and_what_lies_in_a_directory_stays() {
+        let used = shm("phase1-used-");
+        let directory = tempfile::tempdir_in(SHM).unwrap();
+        let pool = fs::File::create(directory.path().join("pool")).unwrap();
+        let me = Identity::of(std::process::id()).unwrap();
+        let mine = shm_of(&BTreeSet::from([me]));
+        let paths: Vec<&Path> = mine.iter().map(|file| file.path.as_path()).collect();
+        assert!(paths.contains(&used.path()), "{paths:?}");
+        assert!(!paths.contains(&directory.path().join("pool").as_path()));
+        let only = |file: &&ShmFile| file.path == used.path();
+        let only: Vec<ShmFile> = mine.iter().filter(only).cloned().collect();
+        assert!(remove_unused(only.clone()).is_empty(), "it is open");
+        let used = used.into_temp_path();
+        assert_eq!(remove_unused(only), [used.to_path_buf()]);
+        drop(pool);
     }
 
     #[test]

@@ -10,7 +10,7 @@
 
 mod harm;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -34,6 +34,7 @@ use super::process::{Placement, Spawn};
 use super::protocol::{Ask, Mode, PROTOCOL, StackInfo, Tell, WorkerInfo};
 use super::state_dir::{StackDir, StateDir, unusable};
 use super::supervisor::{LOG_MAX, SUPERVISE};
+use super::tail;
 use super::wait::{self, Patience};
 use crate::atomic;
 use crate::failure::Failure;
@@ -136,6 +137,7 @@ struct Heard {
     deaths: Vec<Death>,
     done: BTreeMap<u64, Done>,
     numbers: u64,
+    harmed: BTreeSet<String>,
 }
 
 impl Lease {
@@ -429,15 +431,8 @@ fn lost(why: &str) -> Failure {
 }
 
 fn last_line(dir: &StackDir) -> String {
-    let mut tail = Vec::new();
-    if let Ok(mut log) = File::open(dir.log()) {
-        use std::io::Seek;
-        let length = log.metadata().map_or(0, |found| found.len());
-        let _ = log.seek(io::SeekFrom::Start(length.saturating_sub(4096)));
-        let _ = log.take(4096).read_to_end(&mut tail);
-    }
-    let text = String::from_utf8_lossy(&tail);
-    text.lines().last().unwrap_or("its log is empty").to_owned()
+    let last = tail::lines(&dir.log(), 1, 4096).pop();
+    last.unwrap_or_else(|| "its log is empty".to_owned())
 }
 
 /// A connection whose lines a thread reads, so that nobody ever blocks on a half line.

@@ -11,6 +11,7 @@
 //! - [`process`]: fork, exec, groups. The only `unsafe`.
 //! - [`cookie`], [`sweep`], [`inventory`], [`leftovers`]: what is ours, and how all of it goes away.
 //! - [`clock`]: the time that every process of the host agrees on.
+//! - `tail`: the last lines of a log.
 //! - [`wait`]: level-triggered polling.
 //!
 //! Nothing here knows an engine: a [`crate::engine::Blueprint`] says what to start and when it
@@ -32,4 +33,5 @@ pub mod queue;
 pub mod state_dir;
 pub mod supervisor;
 pub mod sweep;
+pub(crate) mod tail;
 pub mod wait;

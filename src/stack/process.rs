@@ -29,6 +29,8 @@ use serde::{Deserialize, Serialize};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::sweep::Identity;
+
 /// Variables that pass from whoever started the stack to its processes, each with its reason.
 /// Everything else is dropped: the first test's `LD_LIBRARY_PATH`, `CARGO_*` and `NEXTEST_*`
 /// must not decide what later tests talk to.
@@ -243,6 +245,14 @@ impl Leader {
         self.start_ticks
     }
 
+    /// It, for good.
+    pub fn identity(&self) -> Identity {
+        Identity {
+            pid: self.pid(),
+            start_ticks: self.start_ticks,
+        }
+    }
+
     /// How it ended, if it has. Does not reap it.
     pub fn ending(&self) -> io::Result<Option<Ending>> {
         ending(self.pidfd.as_fd())
@@ -250,10 +260,7 @@ impl Leader {
 
     /// A future that completes when it ends. Must be called within a runtime.
     pub fn exit(&self) -> io::Result<impl Future<Output = io::Result<Ending>> + Send + use<>> {
-        let pidfd = self.pidfd.try_clone()?;
-        // SAFETY: the `AsyncFd` owns the descriptor, so the number stays open and stays the same
-        // file until it is deregistered.
-        let pidfd = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }?;
+        let pidfd = polled(self.pidfd.try_clone()?)?;
         Ok(async move {
             loop {
                 // A pidfd becomes readable when its process ends.
@@ -290,6 +297,22 @@ impl Drop for Leader {
     fn drop(&mut self) {
         held().remove(&self.pid());
     }
+}
+
+/// A future that completes when a process ends that is no child of this one: all of its threads,
+/// so that whatever it held is free. Must be called within a runtime.
+///
+/// # Errors
+/// It is gone already, or the kernel has no pidfd.
+pub fn gone(who: Identity) -> io::Result<impl Future<Output = io::Result<()>> + Send + use<>> {
+    let pidfd = polled(who.pidfd()?)?;
+    Ok(async move { pidfd.readable().await.map(drop) })
+}
+
+fn polled(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the `AsyncFd` owns the descriptor, so the number stays open and stays the same
+    // file until it is deregistered.
+    Ok(unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) }?)
 }
 
 /// How the process behind a pidfd of a child ended, if it has. Does not reap it.

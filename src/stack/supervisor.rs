@@ -12,7 +12,7 @@
 //!
 //! `desk` answers clients, `connection` reads and writes their lines, `generation` is one
 //! life of the stack, `prepare` what comes before its first spawn, `group` a set of its
-//! processes as a task, `reference` the KVCR-off engine beside it, `view` what people see.
+//! processes as a task, `taken` what somebody else has, `reference` the KVCR-off engine beside it, `view` what people see.
 //!
 //! Everything runs on the main thread: the death signal of a child follows the thread that
 //! forked it. Whatever can block is a task; the loop here only decides.
@@ -23,6 +23,7 @@ mod generation;
 mod group;
 mod prepare;
 mod reference;
+mod taken;
 mod view;
 
 use std::ffi::OsString;

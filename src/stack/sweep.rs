@@ -6,9 +6,12 @@
 //! and a signal goes through a pidfd whose start time was checked after it was opened.
 
 use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use procfs::process::{Process, Stat, all_processes};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
 
@@ -43,15 +46,31 @@ impl Identity {
 
     /// Sends `signal` to exactly this process; false if it is gone.
     pub fn signal(self, signal: Signal) -> bool {
-        let Some(pid) = i32::try_from(self.pid).ok().and_then(Pid::from_raw) else {
-            return false;
-        };
-        let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else {
-            return false;
-        };
+        self.pidfd()
+            .is_ok_and(|pidfd| pidfd_send_signal(pidfd, signal).is_ok())
+    }
+
+    /// A descriptor of exactly this process.
+    ///
+    /// # Errors
+    /// It is gone, or the kernel has no pidfd.
+    pub(crate) fn pidfd(self) -> io::Result<OwnedFd> {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let pidfd = pidfd_open(pid.ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
         // The descriptor is pinned now; if the start time still is the one we know, it is the
         // process we know.
-        self.is_alive() && pidfd_send_signal(pidfd, signal).is_ok()
+        match self.is_alive() {
+            true => Ok(pidfd),
+            false => Err(Errno::SRCH.into()),
+        }
+    }
+
+    /// Its command line, words parted by spaces; a process may have given itself another (a
+    /// title).
+    pub fn command_line(self) -> Option<String> {
+        let process = Process::new(i32::try_from(self.pid).ok()?).ok()?;
+        let words = process.cmdline().ok()?;
+        self.is_alive().then(|| words.join(" "))
     }
 }
 
@@ -82,8 +101,8 @@ fn table() -> Vec<(Process, Stat)> {
         .collect()
 }
 
-/// The processes with these pids and all that descend from them.
-pub(super) fn families(roots: &BTreeSet<u32>) -> BTreeSet<Identity> {
+/// The processes with these pids that live, and all that descend from them.
+pub fn families(roots: &BTreeSet<u32>) -> BTreeSet<Identity> {
     let table = table();
     let parents: HashMap<i32, i32> = table.iter().map(|(_, s)| (s.pid, s.ppid)).collect();
     table

@@ -147,14 +147,14 @@ impl Journal {
     pub fn promotions(&self) -> Vec<Promotion> {
         let mut all: Vec<Promotion> = Vec::new();
         // Releases that say more also make agents while they stand by.
-        let says_more = self
-            .events
-            .iter()
-            .any(|event| matches!(event, Event::Attached { .. } | Event::Stage { .. } | Event::Promoted { .. }));
+        let says_more = self.events.iter().any(|event| {
+            matches!(
+                event,
+                Event::Attached { .. } | Event::Stage { .. } | Event::Promoted { .. }
+            )
+        });
         for event in &self.events {
-            let going_on = all
-                .pop_if(|last| !last.complete)
-                .unwrap_or_default();
+            let going_on = all.pop_if(|last| !last.complete).unwrap_or_default();
             match event {
                 Event::Stage { stage, at } => {
                     let mut going_on = going_on;
@@ -218,7 +218,11 @@ fn event(line: &str) -> Option<Result<Event, Unread>> {
             "guard_promotion_stage" => stage(&fields),
             "guard_promoted" => Some(promoted(&fields).ok_or(Unread)),
             "primary_attached" => Some(Ok(Event::Attached {
-                control: fields.get("control").copied().unwrap_or_default().to_owned(),
+                control: fields
+                    .get("control")
+                    .copied()
+                    .unwrap_or_default()
+                    .to_owned(),
             })),
             // A new word for what is judged here must not pass for silence.
             other if other.starts_with("guard_promot") => Some(Err(Unread)),
@@ -284,7 +288,12 @@ mod tests {
     fn the_recorded_takeover_is_read_whole() {
         let journal = Journal::read(REAL);
         assert_eq!(journal.unread, Vec::<String>::new());
-        assert_eq!(journal.count(|event| matches!(event, Event::Attached { control } if control == "127.0.0.1:21290")), 1);
+        assert_eq!(
+            journal.count(
+                |event| matches!(event, Event::Attached { control } if control == "127.0.0.1:21290")
+            ),
+            1
+        );
         let promotions = journal.promotions();
         assert_eq!(promotions.len(), 1);
         let promotion = &promotions[0];
@@ -312,8 +321,16 @@ mod tests {
 
     #[test]
     fn every_promotion_counts_for_itself() {
-        let line = |stage: &str, at: u64| format!("DEBUG:kvcr.guard:KVCR_EVENT guard_promotion_stage stage={stage} guard=0 monotonic_ns={at}\n");
-        let over = |blocks: u64| format!("INFO:kvcr.guard:KVCR_EVENT guard_promoted guard=0 recovered_blocks={blocks} promotion_ms=2.5\n");
+        let line = |stage: &str, at: u64| {
+            format!(
+                "DEBUG:kvcr.guard:KVCR_EVENT guard_promotion_stage stage={stage} guard=0 monotonic_ns={at}\n"
+            )
+        };
+        let over = |blocks: u64| {
+            format!(
+                "INFO:kvcr.guard:KVCR_EVENT guard_promoted guard=0 recovered_blocks={blocks} promotion_ms=2.5\n"
+            )
+        };
         let attached = "DEBUG:kvcr.guard:KVCR_EVENT primary_attached guard=0 pool=pool_0 control=127.0.0.1:1\n";
         let text = [
             attached.to_owned(),
@@ -371,7 +388,13 @@ mod tests {
                     CRITICAL:kvcr.guard:KVCR Guard 0 failed: NIXL_ERR_BACKEND\n\
                     DEBUG:kvcr.progress:KVCR_EVENT progress_startup_stage stage=cleanup agent=a\n";
         let journal = Journal::read(text);
-        assert!(matches!(&journal.events[..], [Event::Cold, Event::Silent, Event::Failed { .. }]), "{journal:?}");
+        assert!(
+            matches!(
+                &journal.events[..],
+                [Event::Cold, Event::Silent, Event::Failed { .. }]
+            ),
+            "{journal:?}"
+        );
     }
 
     proptest! {

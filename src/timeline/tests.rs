@@ -31,7 +31,10 @@ fn a_recorded_takeover_is_told_in_milliseconds_after_the_kill() {
 fn a_guard_with_another_clock_is_said() {
     let timeline = recorded(13_090_690_627_624);
     assert_eq!(timeline.after_ms(Moment::DeathObserved), Some(-8.0));
-    assert_eq!(timeline.disorder(), ["death observed 8.000 ms before the kill"]);
+    assert_eq!(
+        timeline.disorder(),
+        ["death observed 8.000 ms before the kill"]
+    );
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod commands;
 mod interrupted;
 mod place;
 mod simulated;
+mod struck;
 mod trials;
 
 use std::ffi::OsString;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         ("commands", commands::ALL),
         ("interrupted", interrupted::ALL),
         ("simulated", simulated::ALL),
+        ("struck", struck::ALL),
         ("trials", trials::ALL),
     ]
     .into_iter()

@@ -395,17 +395,58 @@ pub(crate) const ROWS: &[Row] = &[
     unseen("ignores_sigterm@worker0", "SIGKILL ends it when its patience is over; how long a stop takes is no case's claim"),
 
     // The Guard.
-    unseen("promotion_never", GUARDS).with(GUARDED).only(WITHOUT_HINTS),
-    unseen("promotion_late", GUARDS).with(GUARDED).only(WITHOUT_HINTS),
-    unseen("promotion_cold", GUARDS).with(GUARDED).only(WITHOUT_HINTS),
-    unseen("promotion_twice", GUARDS).with(GUARDED).only(WITHOUT_HINTS),
-    unseen("guard_corrupts", GUARDS).with(GUARDED).only(WITHOUT_HINTS),
-    unseen("guard_dies", GUARDS).with(GUARDED).only(WITHOUT_HINTS),
-    unseen("journal_overflow", GUARDS).with(GUARDED).only(WITHOUT_HINTS),
-    unseen("claim_refused", GUARDS).with(GUARDED).only(WITHOUT_HINTS),
-    unseen("claim_cold", GUARDS).with(GUARDED).only(WITHOUT_HINTS),
-    unseen("claim_stale", GUARDS).with(GUARDED).only(WITHOUT_HINTS),
-    every("claim_digest", Skew, ENDED).with(GUARDED).only(WITHOUT_HINTS).prints("KVCR's service holds pools of another layout"),
-    unseen("agent_forgets", GUARDS).with(GUARDED).only(WITHOUT_HINTS),
-    row("agent_dies", &[(COLD, Inconclusive, "one_stack_throughout")]).with(GUARDED).only(WITHOUT_HINTS).live(),
+    row("", &[]).with(ONE_KILL).only(&["tc04", "tc06"]),
+    row("", &[]).with(HEARTBEAT).only(&[HUNG]),
+    row("promotion_never", &[
+        (PROTECTION, Product, "guard_takes_over[worker0]"),
+        (REPLACEMENT, Product, "guard_takes_over[worker0]"),
+        (RECOVERY, Product, "guard_hits"),
+    ]).with(IMPATIENT).only(DEATHS),
+    row("promotion_late", &[(RECOVERY, Product, "within_budget[promoted]")]).with(BUDGET).only(DEATHS),
+    row("promotion_cold", &[
+        (PROTECTION, Product, "blocks_recovered[worker0]"),
+        (REPLACEMENT, Product, "pool_not_cold[worker0]"),
+        (RECOVERY, Product, "guard_hits"),
+    ]).with(ONE_KILL).only(DEATHS),
+    row("promotion_twice", &[
+        (PROTECTION, Product, "one_takeover_a_kill[worker0]"),
+        (REPLACEMENT, Product, "one_takeover_a_kill[worker0]"),
+        (RECOVERY, Product, "one_takeover_a_kill[worker0]"),
+    ]).with(ONE_KILL).only(DEATHS),
+    row("guard_corrupts", &[
+        (PROTECTION, Product, "tokens_equal_reference[kept0]"),
+        (RECOVERY, Product, "guard_hits"),
+    ]).with(ONE_KILL).only(DEATHS),
+    row("guard_dies", &[
+        (PROTECTION, Product, "guard_takes_over[worker0]"),
+        (REPLACEMENT, Product, "guard_takes_over[worker0]"),
+        (RECOVERY, Product, "guard_hits"),
+    ]).with(ONE_KILL).only(DEATHS),
+    row("journal_overflow", &[
+        (PROTECTION, Product, "blocks_recovered[worker0]"),
+        (REPLACEMENT, Product, "pool_not_cold[worker0]"),
+        (RECOVERY, Product, "guard_hits"),
+    ]).with(ONE_KILL).only(DEATHS),
+    row("claim_refused", &[
+        (PROTECTION, Product, "replacement_serves[worker0]"),
+        (REPLACEMENT, Product, "replacement_serves[worker0]"),
+        (RECOVERY, Product, "replacement_serves[worker0]"),
+    ]).with(ONE_KILL).only(DEATHS),
+    row("claim_cold", &[
+        (REPLACEMENT, Product, "pool_given_back[worker0]"),
+        (RECOVERY, Product, "replacement_is_warm[kill0_kept0]"),
+    ]).with(ONE_KILL).only(DEATHS),
+    row("claim_stale", &[
+        (REPLACEMENT, Product, "tokens_equal_reference[kept0.again]"),
+        (RECOVERY, Product, "tokens_equal_reference[kill0_kept0]"),
+    ]).with(ONE_KILL).only(DEATHS),
+    every("claim_digest", Skew, ENDED).with(GUARDED).only(WITHOUT_DEATHS).prints("KVCR's service holds pools of another layout"),
+    row("digest_ignored", &[(DIGEST, Product, "replacement_refused_in_words")]).with(GUARDED).only(&[DIGEST]),
+    row("claim_granted", &[(CLAIM, Product, "replacement_refused_in_words")]).with(GUARDED).only(&[CLAIM]),
+    row("heartbeat_ignored", &[(HUNG, Product, "guard_takes_over[worker0]")]).with(HEARTBEAT_IMPATIENT).only(&[HUNG]),
+    row("takes_living", &[(HUNG, Product, "living_worker_not_taken_over")]).with(GUARDED).only(&[HUNG]),
+    row("hangs_alone@worker0", &[(GUARD_DEATH, Product, "request_ends[of_ward]")]).with(IMPATIENT).only(&[GUARD_DEATH]),
+    // Until its lease is over the router itself remembers what the dead worker held.
+    row("agent_forgets", &[(PROTECTION, Product, "hit_as_reference_reuses[kept0]")]).with(ONE_KILL).only(DEATHS),
+    row("agent_dies", &[(COLD, Inconclusive, "one_stack_throughout")]).with(GUARDED).only(WITHOUT_DEATHS).live(),
 ];

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use kvcr_phase1::cases::PHASE1;
 use kvcr_phase1::failure::Class::{self, Environment, Inconclusive, Product, Skew};
+use kvcr_phase1::gate::Wants;
 use kvcr_phase1::sim::fault::{CATALOGUE, Switch};
 
 /// What one arm must say.
@@ -39,8 +40,20 @@ const TWICE: &str = "tc03::twice_at_once";
 const NO_SOURCE: &str = "tc03::no_source";
 const LARGE: &str = "tc03::large";
 
+const PROTECTION: &str = "tc04::protection";
+const TAKEOVER: &str = "tc04::takeover";
+const REPLACEMENT: &str = "tc04::replacement";
+const SECOND: &str = "tc04::second_failure";
+const GUARD_DEATH: &str = "tc04::guard_death";
+const HUNG: &str = "tc04::hung_worker";
+const DIGEST: &str = "tc04::digest_mismatch";
+const CLAIM: &str = "tc04::claim_refused";
+const BOTH_DIE: &str = "tc04::both_die";
+const RECOVERY: &str = "tc06::recovery";
+const COST: &str = "tc06::cost_curve";
+
 /// The columns.
-pub(crate) const ARMS: [&str; 17] = [
+pub(crate) const ARMS: [&str; 28] = [
     COLD,
     WARM_DEVICE,
     WARM_TIER,
@@ -58,6 +71,17 @@ pub(crate) const ARMS: [&str; 17] = [
     TWICE,
     NO_SOURCE,
     LARGE,
+    PROTECTION,
+    TAKEOVER,
+    REPLACEMENT,
+    SECOND,
+    GUARD_DEATH,
+    HUNG,
+    DIGEST,
+    CLAIM,
+    BOTH_DIE,
+    RECOVERY,
+    COST,
 ];
 
 /// An arm that goes red, and how.
@@ -89,25 +113,35 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    pub(crate) fn name(&self) -> &str {
-        if self.switches.is_empty() && self.flags == HYBRID {
-            "no_fault_hybrid"
-        } else if self.switches.is_empty() {
-            "no_fault"
-        } else {
-            self.switches
+    pub(crate) fn name(&self) -> String {
+        match (self.switches, self.flags) {
+            ("", []) => "no_fault".to_owned(),
+            ("", flags) => format!("no_fault {}", flags.join(" ")),
+            (switches, _) => switches.to_owned(),
         }
+    }
+
+    /// Whether a stack of this row can tell `arm`.
+    fn tells(&self, arm: &str) -> bool {
+        let all = PHASE1.iter().flat_map(|case| case.arms);
+        let wants = all
+            .filter(|known| known.name == arm)
+            .map(|known| known.wants);
+        let guarded = self.flags.contains(&"--guard");
+        wants.into_iter().any(|wants| match wants {
+            Wants::Any => true,
+            Wants::Guards => guarded,
+            Wants::SaltedHints => !guarded,
+            Wants::DenseSaltedHints => !guarded && self.flags != HYBRID,
+            Wants::States => self.flags == HYBRID,
+        })
     }
 
     /// A cell for each arm.
     pub(crate) fn cells(&self) -> [Cell; ARMS.len()] {
         ARMS.map(|arm| {
             let runs = |filter: &&str| arm.starts_with(filter);
-            let gated = match self.flags == HYBRID {
-                true => [NO_SOURCE, LARGE].contains(&arm),
-                false => [SEED_PREFIX, SECTIONS, TURNS].contains(&arm),
-            };
-            if gated || !self.only.is_empty() && !self.only.iter().any(runs) {
+            if !self.only.is_empty() && !self.only.iter().any(runs) || !self.tells(arm) {
                 return Cell::NotRun;
             }
             let named = self.red.iter().copied().find(|(red, ..)| *red == arm);
@@ -341,11 +375,20 @@ const GUARDED: &[&str] = &["--guard"];
 /// A model with states; what one says of hits without states is nothing a dense one could.
 const HYBRID: &[&str] = &["--profile=sim-hybrid"];
 const WITH_STATES: &[&str] = &[SEED_PREFIX, SECTIONS, TURNS];
-/// With a state agent the router hints no request that carries a cache salt, simulated or real.
-const WITHOUT_HINTS: &[&str] = &["tc01", "tc02"];
+/// One kill says as much as five.
+const ONE_KILL: &[&str] = &["--guard", "--kills=1"];
+/// The same, where somebody waits for a takeover that does not come.
+const IMPATIENT: &[&str] = &["--guard", "--kills=1", "--deadline=3"];
+/// A takeover may take a second: what is late is seen by nothing but a budget.
+const BUDGET: &[&str] = &["--guard", "--kills=1", "--budget-promotion-ms=1500"];
+const HEARTBEAT: &[&str] = &["--guard", "--heartbeat-timeout-ms=1000"];
+const HEARTBEAT_IMPATIENT: &[&str] = &["--guard", "--heartbeat-timeout-ms=1000", "--deadline=3"];
+/// Cases that know nothing of Guards, and hold in front of one.
+const WITHOUT_DEATHS: &[&str] = &["tc01", "tc02"];
+/// One arm for each thing that a takeover can get wrong.
+const DEATHS: &[&str] = &[PROTECTION, REPLACEMENT, RECOVERY];
 
 const STREAMS: &str = "no case streams yet; TC-05 does (the front door's own tests see it)";
-const GUARDS: &str = "no case kills a worker yet; TC-04 does (the service's own tests see it)";
 
 include!("rows.rs");
 

@@ -63,7 +63,7 @@ promises![
 ];
 
 /// What an arm does with its lease, in a runtime of its own.
-fn run<T>(work: impl Future<Output = T>) -> T {
+pub(crate) fn run<T>(work: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

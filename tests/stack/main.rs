@@ -5,6 +5,7 @@
 //! state, or for a line that somebody says.
 
 mod behaviour;
+mod harm;
 mod toy;
 mod world;
 
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
     }
     let trials = behaviour::ALL
         .iter()
+        .chain(harm::ALL)
         .map(|(name, test)| {
             Trial::test(*name, || {
                 test();

@@ -15,11 +15,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use kvcr_phase1::engine::{Blueprint, BoxFuture};
+use kvcr_phase1::engine::{Blueprint, BoxFuture, Registered};
 use kvcr_phase1::failure::Failure;
 use kvcr_phase1::plan::{Bindings, Group, Plan, PlannedWorker, Probe, Process, Role};
+use kvcr_phase1::stack::clock::monotonic_ns;
+use kvcr_phase1::stack::harm::Changes;
 use kvcr_phase1::stack::protocol::WorkerInfo;
 use serde::{Deserialize, Serialize};
+
+/// The command line of a grandchild, the engine core of a toy.
+const GRANDCHILD: &str = "sleep 1000";
 
 /// One toy process.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -45,6 +50,10 @@ pub(crate) struct Manners {
     pub(crate) stubborn: bool,
     /// It starts a process in a session of its own, whose pid goes to this file.
     pub(crate) grandchild: Option<PathBuf>,
+    /// It ends with code 1 when that process does.
+    pub(crate) follows: bool,
+    /// It says why it may not start, and exits with code 4.
+    pub(crate) refused: bool,
     /// It holds a file of this name under `/dev/shm` open; `{}` is the plan's prefix.
     pub(crate) shm: Option<String>,
 }
@@ -201,6 +210,50 @@ impl Blueprint for Toys {
         })
     }
 
+    fn ready_again<'a>(
+        &'a self,
+        plan: &'a Plan,
+        process: &'a str,
+        say: &'a (dyn Fn(String) + Send + Sync),
+    ) -> BoxFuture<'a, Result<Registered, Failure>> {
+        Box::pin(async move {
+            let all = self.ready(plan, Group::Core, say).await?;
+            let mut found = all.into_iter().find(|worker| worker.process == process);
+            let mut worker = found.take().unwrap();
+            worker.instance_id -= 1;
+            let now = monotonic_ns();
+            Ok(Registered {
+                worker,
+                listed_ns: now,
+                canary_ns: now,
+            })
+        })
+    }
+
+    fn changed(&self, plan: &Plan, name: &str, changes: &Changes) -> Result<Process, Failure> {
+        let mut process = plan
+            .processes
+            .iter()
+            .find(|it| it.name == name)
+            .unwrap()
+            .clone();
+        if changes.owner_of.is_some() {
+            return Err(Failure::inconclusive("toys have no owners"));
+        }
+        if changes.digest.is_some() {
+            let manners = Manners {
+                refused: true,
+                ..Manners::default()
+            };
+            *process.argv.last_mut().unwrap() = serde_json::to_string(&manners).unwrap();
+        }
+        Ok(process)
+    }
+
+    fn is_engine_core(&self, command_line: &str) -> bool {
+        command_line == GRANDCHILD
+    }
+
     fn explain(&self, process: &Process, ending: Option<&str>, log: &Path) -> Failure {
         let text = fs::read_to_string(log).unwrap_or_default();
         let line = text.lines().last().unwrap_or("nothing was logged");
@@ -230,22 +283,33 @@ pub(crate) fn main(mut args: impl Iterator<Item = OsString>) -> ExitCode {
         println!("toy: ImportError, so to say");
         return ExitCode::from(3);
     }
+    if manners.refused {
+        println!("toy: the digest does not match");
+        return ExitCode::from(4);
+    }
     let _shm = manners.shm.map(|name| {
         let path = Path::new("/dev/shm").join(name);
         fs::File::create(path).unwrap()
     });
     if let Some(file) = manners.grandchild {
         let script = format!(
-            "echo $$ > '{0}.new'; mv '{0}.new' '{0}'; exec sleep 1000",
+            "echo $$ > '{0}.new'; mv '{0}.new' '{0}'; exec {GRANDCHILD}",
             file.display()
         );
-        Command::new("setsid")
+        let mut child = Command::new("setsid")
             .args(["sh", "-c", &script])
             .stdin(Stdio::null())
             .spawn()
             .unwrap();
         // Not ready before it is there: tests read the file.
         until(|| file.exists());
+        if manners.follows {
+            std::thread::spawn(move || {
+                child.wait().unwrap();
+                println!("toy: my engine core is dead");
+                std::process::exit(1);
+            });
+        }
     }
     if let Some(gate) = manners.gate {
         until(|| gate.exists());

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use kvcr_phase1::failure::Failure;
 use kvcr_phase1::stack::admin;
+use kvcr_phase1::stack::harm::{Blow, Changes, Part};
 use kvcr_phase1::stack::lease::{LaunchSpec, Lease, LeaseRequest, Progress, acquire};
 use kvcr_phase1::stack::leftovers::Leftovers;
 use kvcr_phase1::stack::protocol::{Mode, Status};
@@ -19,6 +20,7 @@ use kvcr_phase1::stack::sweep::Identity;
 use kvcr_phase1::stack::wait::{Look, until_blocking};
 use rustix::process::Signal;
 
+use crate::behaviour::run;
 use crate::toy::Toys;
 
 /// Generous: it only bounds a test that has gone wrong.
@@ -208,6 +210,7 @@ pub(crate) fn client_main(mut args: impl Iterator<Item = OsString>) -> ExitCode 
         Ok(lease) => {
             println!("granted {}", lease.stack().generation);
             std::io::stdout().flush().unwrap();
+            harm(&lease, &request.case);
             // Until the test closes it.
             let _ = std::io::stdin().read(&mut [0]);
             ExitCode::SUCCESS
@@ -216,6 +219,21 @@ pub(crate) fn client_main(mut args: impl Iterator<Item = OsString>) -> ExitCode 
             println!("failed {failure}");
             ExitCode::FAILURE
         }
+    }
+}
+
+/// Some cases do what they are called.
+fn harm(lease: &Lease, case: &str) {
+    if let Some(process) = case
+        .strip_prefix("kills ")
+        .or(case.strip_prefix("replaces "))
+    {
+        run(lease.strike(process, Part::Whole, Blow::Kill)).unwrap();
+        println!("killed {process}");
+        std::io::stdout().flush().unwrap();
+    }
+    if let Some(process) = case.strip_prefix("replaces ") {
+        run(lease.replace(process, Changes::default())).unwrap();
     }
 }
 

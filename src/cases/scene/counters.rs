@@ -4,9 +4,18 @@ use std::time::{Duration, Instant};
 
 use super::{Counters, Deltas, Scene, file_name, millis};
 use crate::failure::{Class, Failure};
+use crate::stack::protocol::WorkerInfo;
 use crate::telemetry::settle::{How, Settling, settle, wait_for};
 use crate::telemetry::{Delta, kvcr, router};
 use crate::verdict::Check;
+
+/// What is made of transfers that did not end well.
+#[derive(Clone, Copy)]
+enum BadEndings<'a> {
+    /// None but these may be, by scope and result.
+    Fail(&'a [(&'a str, &'a str)]),
+    Note,
+}
 
 impl Scene<'_> {
     /// Reads every worker's counters once they stand still, and keeps the raw pages under `name`.
@@ -14,18 +23,38 @@ impl Scene<'_> {
     /// # Errors
     /// Inconclusive, if they do not settle.
     pub async fn counters(&mut self, name: &str) -> Result<Counters, Failure> {
+        let all: Vec<usize> = (0..self.workers()).collect();
+        self.counters_of(&all, name).await
+    }
+
+    /// The same of some workers only: where others are dead.
+    ///
+    /// # Errors
+    /// Inconclusive, if they do not settle.
+    pub async fn counters_of(
+        &mut self,
+        workers: &[usize],
+        name: &str,
+    ) -> Result<Counters, Failure> {
         let profile = &self.config.profile;
         let idle = Settling::idle(
             profile.kvcr.abandon_timeout_ms,
             profile.request.deadline_seconds,
         );
-        self.settled(name, idle).await
+        self.settled(workers, name, idle).await
     }
 
-    async fn settled(&mut self, name: &str, settling: Settling) -> Result<Counters, Failure> {
-        let urls: Vec<String> = self
-            .stack
-            .workers
+    async fn settled(
+        &mut self,
+        workers: &[usize],
+        name: &str,
+        settling: Settling,
+    ) -> Result<Counters, Failure> {
+        let asked: Vec<WorkerInfo> = workers
+            .iter()
+            .map(|index| self.worker(*index))
+            .collect::<Result<_, _>>()?;
+        let urls: Vec<String> = asked
             .iter()
             .map(|worker| worker.metrics_url.clone())
             .collect();
@@ -48,11 +77,14 @@ impl Scene<'_> {
                 &endless
             },
         ));
-        for (worker, scrape) in self.stack.workers.iter().zip(&settled.scrapes) {
+        for (worker, scrape) in asked.iter().zip(&settled.scrapes) {
             let file = format!("metrics/{}.prom", file_name(&worker.process, name));
             self.dir.text(&file, &scrape.raw)?;
         }
-        Ok(Counters(settled))
+        Ok(Counters {
+            workers: asked,
+            settled,
+        })
     }
 
     /// What the counters did since `before`; leaves a check for every invariant that broke.
@@ -60,8 +92,8 @@ impl Scene<'_> {
     /// # Errors
     /// Inconclusive, if they do not settle.
     pub async fn since(&mut self, before: &Counters, name: &str) -> Result<Deltas, Failure> {
-        let after = self.counters(name).await?;
-        Ok(self.between(before, &after, name, &[]))
+        let after = self.counters_of(&before.indices(), name).await?;
+        Ok(self.between(before, &after, name, BadEndings::Fail(&[])))
     }
 
     /// The same where a source is asked for what it does not hold: that this failed is no fault, and
@@ -74,8 +106,19 @@ impl Scene<'_> {
         before: &Counters,
         name: &str,
     ) -> Result<Deltas, Failure> {
-        let after = self.counters(name).await?;
-        Ok(self.between(before, &after, name, &kvcr::NOTHING_HELD))
+        let after = self.counters_of(&before.indices(), name).await?;
+        let endings = BadEndings::Fail(&kvcr::NOTHING_HELD);
+        Ok(self.between(before, &after, name, endings))
+    }
+
+    /// The same, where transfers may end badly, because somebody was killed: each bad ending is a
+    /// note.
+    ///
+    /// # Errors
+    /// Inconclusive, if they do not settle.
+    pub async fn since_a_kill(&mut self, before: &Counters, name: &str) -> Result<Deltas, Failure> {
+        let after = self.counters_of(&before.indices(), name).await?;
+        Ok(self.between(before, &after, name, BadEndings::Note))
     }
 
     /// The same, but the counters must also have stood still for longer than a transfer may take
@@ -89,8 +132,8 @@ impl Scene<'_> {
             profile.kvcr.abandon_timeout_ms,
             profile.request.deadline_seconds,
         );
-        let after = self.settled(name, outliving).await?;
-        Ok(self.between(before, &after, name, &[]))
+        let after = self.settled(&before.indices(), name, outliving).await?;
+        Ok(self.between(before, &after, name, BadEndings::Fail(&[])))
     }
 
     fn between(
@@ -98,24 +141,36 @@ impl Scene<'_> {
         before: &Counters,
         after: &Counters,
         name: &str,
-        expected: &[(&str, &str)],
+        endings: BadEndings<'_>,
     ) -> Deltas {
-        let deltas: Vec<Delta> = before
-            .0
-            .scrapes
-            .iter()
-            .zip(&after.0.scrapes)
+        let pages = before.settled.scrapes.iter().zip(&after.settled.scrapes);
+        let deltas: Vec<Delta> = pages
             .map(|(before, after)| Delta::between(&before.page, &after.page))
             .collect();
-        for (worker, delta) in self.stack.workers.clone().iter().zip(&deltas) {
+        for (worker, delta) in before.workers.iter().zip(&deltas) {
             for broken in kvcr::invariants(delta, self.blocks.page_bytes) {
                 let mut check = Check::from(&broken.failure);
                 check.name = format!("{}[{}.{name}]", broken.name, worker.process);
                 self.check(check);
             }
-            self.no_bad_endings(&worker.process, name, delta, expected);
+            match (endings, kvcr::failures(delta)) {
+                (BadEndings::Note, Ok(bad)) => {
+                    let list: Vec<String> = bad.iter().map(ToString::to_string).collect();
+                    if !list.is_empty() {
+                        let list = list.join(", ");
+                        self.note(format!("{}, {name}: {list}", worker.process));
+                    }
+                }
+                (BadEndings::Note, Err(_)) => {
+                    self.no_bad_endings(&worker.process, name, delta, &[]);
+                }
+                (BadEndings::Fail(expected), _) => {
+                    self.no_bad_endings(&worker.process, name, delta, expected);
+                }
+            }
         }
-        Deltas(deltas)
+        let indices = before.workers.iter().map(|worker| worker.index);
+        Deltas(indices.zip(deltas).collect())
     }
 
     /// No transfer ended other than well, but for those `expected`, by scope and result.
@@ -165,7 +220,7 @@ impl Scene<'_> {
             return Ok(bytes);
         }
         let counted = self.counters("page_size").await?;
-        let page = counted.0.scrapes.get(index).map(|scrape| &scrape.page);
+        let page = counted.settled.scrapes.get(index).map(|scrape| &scrape.page);
         page.and_then(kvcr::stored_page_bytes).ok_or_else(|| {
             Failure::inconclusive("the size of a page is not known")
                 .expected("it is configured, or follows from what KVCR's own tier has stored")

@@ -46,7 +46,7 @@ impl Scene<'_> {
         for state in ["cold", "warm"] {
             let label = format!("{}.{state}", question.label);
             let salt = self.salt.clone();
-            let exchange = self.exchange(&label, &question.prompt, &reference, salt)?;
+            let exchange = self.exchange(&label, &question.prompt, &reference, Some(salt))?;
             pair.push(exchange.carry_out().await);
         }
         self.told.timings.reference_requests += millis(began);
@@ -57,8 +57,8 @@ impl Scene<'_> {
     }
 
     /// Checks that an answer is the reference's, token by token. Where the reference disagreed
-    /// with itself nothing can be said, and the check is Inconclusive.
-    pub fn answers_as_reference(&mut self, label: &str, seen: &Observation) {
+    /// with itself nothing can be said, and the check is Inconclusive. Whether it held.
+    pub fn answers_as_reference(&mut self, label: &str, seen: &Observation) -> bool {
         let Some(reference) = self.told.answers.get(label) else {
             self.check(Check::new(
                 format!("tokens_equal_reference[{}]", seen.label),
@@ -67,7 +67,7 @@ impl Scene<'_> {
                 "an answer of the reference",
                 format_args!("none to `{label}`"),
             ));
-            return;
+            return false;
         };
         let expected = Said {
             text: &reference.answer.text,
@@ -84,7 +84,9 @@ impl Scene<'_> {
             found,
         )
         .given(&reference.self_check(label));
+        let held = check.held;
         self.check(check);
+        held
     }
 
     /// Tokens the reference itself reused when it was asked `label` again: the most that KVCR may
@@ -163,7 +165,7 @@ impl Scene<'_> {
             // A salt of its own: whatever the reference was asked before must not count.
             let salt = format!("{}-reuse-{key}", self.salt);
             let label = format!("reuse{number}.{label}");
-            let exchange = self.exchange(&label, prompt, &reference, salt)?;
+            let exchange = self.exchange(&label, prompt, &reference, Some(salt))?;
             let seen = exchange.carry_out().await?;
             reuse.reused.push(seen.cached_tokens);
             reuse.tokens.push(seen.tokens);

@@ -7,7 +7,7 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::{Scene, file_name, millis};
-use crate::client::{Client, Completion, Observation};
+use crate::client::{Client, Completion, Observation, RequestFailure};
 use crate::config::Profile;
 use crate::evidence::ArmDir;
 use crate::evidence::result::RequestLine;
@@ -29,6 +29,14 @@ pub(super) struct Exchange {
 impl Exchange {
     /// Sends it, and writes down what was asked and answered.
     pub(super) async fn carry_out(self) -> Result<Observation, Failure> {
+        self.attempt().await?.map_err(Failure::from)
+    }
+
+    /// The same, where a failure is an answer too.
+    ///
+    /// # Errors
+    /// Environment, if it cannot be written down.
+    pub(super) async fn attempt(self) -> Result<Result<Observation, RequestFailure>, Failure> {
         let result = self.client.complete(&self.completion, &self.label).await;
         let answered = match &result {
             Ok(seen) => json!({"observation": seen}),
@@ -40,7 +48,7 @@ impl Exchange {
             &file,
             &json!({"asked": self.completion, "text": text, "sha256": sha256, "answered": answered}),
         )?;
-        result.map_err(Failure::from)
+        Ok(result)
     }
 }
 
@@ -73,7 +81,7 @@ impl Scene<'_> {
         let mut under_way = JoinSet::new();
         for (at, (label, prompt, worker)) in asked.iter().enumerate() {
             let target = self.worker(*worker)?;
-            let exchange = self.exchange(label, prompt, &target, self.salt.clone())?;
+            let exchange = self.exchange(label, prompt, &target, self.asked_salt())?;
             targets.push(target);
             under_way.spawn(async move { (at, exchange.carry_out().await) });
         }
@@ -96,7 +104,14 @@ impl Scene<'_> {
         Ok(all)
     }
 
-    fn served(&mut self, label: &str, prompt: &Prompt, target: &WorkerInfo, seen: &Observation) {
+    /// What every answer of the stack under test must say of itself.
+    pub(super) fn served(
+        &mut self,
+        label: &str,
+        prompt: &Prompt,
+        target: &WorkerInfo,
+        seen: &Observation,
+    ) {
         self.told.requests.push(RequestLine {
             label: label.to_owned(),
             worker: target.process.clone(),
@@ -137,7 +152,7 @@ impl Scene<'_> {
         label: &str,
         prompt: &Prompt,
         target: &WorkerInfo,
-        cache_salt: String,
+        cache_salt: Option<String>,
     ) -> Result<Exchange, Failure> {
         let max_tokens = self.config.profile.request.max_tokens;
         fits(label, prompt, max_tokens, &self.config.profile)?;
@@ -152,7 +167,7 @@ impl Scene<'_> {
                 max_tokens,
                 ignore_eos: true,
                 worker: Some(target.instance_id),
-                cache_salt: Some(cache_salt),
+                cache_salt,
             },
             prompt: prompt.clone(),
         })
@@ -250,7 +265,7 @@ impl Scene<'_> {
         Ok(self.config.profile.kvcr.primary_bytes / page)
     }
 
-    fn worker(&self, index: usize) -> Result<WorkerInfo, Failure> {
+    pub(super) fn worker(&self, index: usize) -> Result<WorkerInfo, Failure> {
         self.stack.workers.get(index).cloned().ok_or_else(|| {
             Failure::environment(format!("the arm needs worker {index}"))
                 .expected(format!("at least {} workers", index + 1))

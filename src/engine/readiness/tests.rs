@@ -248,9 +248,9 @@ async fn telemetry_that_stays_away_is_a_skew_and_names_what_is_missing() {
     assert_eq!(failure.class, Class::Skew);
     assert!(failure.to_string().contains("kvcr_state"), "{failure}");
     // Within the window it is waited for.
-    let (worker, mut served) = (worker(0, &url), None);
+    let (worker, mut listed) = (worker(0, &url), None);
     let look = probe(TELEMETRY_WINDOW);
-    let look = look.look(&worker, &mut served, &mut |_| ()).await;
+    let look = look.look(&worker, &mut listed, &mut |_| ()).await;
     assert!(matches!(look, Err(Wait::NotYet(_))));
     // Without KVCR nothing is missing.
     let off = PlannedWorker {
@@ -258,7 +258,7 @@ async fn telemetry_that_stays_away_is_a_skew_and_names_what_is_missing() {
         ..worker
     };
     let found = probe(Duration::ZERO).all(vec![off], &|_| ()).await.unwrap();
-    assert_eq!(found[0].instance_id, ID);
+    assert_eq!(found[0].worker.instance_id, ID);
 }
 
 #[test]

@@ -267,6 +267,16 @@ catalogue! {
         "a replacement gets pages back under other keys", "vllm#55904";
     ClaimDigest "claim_digest" Service,
         "a claim is refused: the compatibility digest does not match", "facts 4.5";
+    DigestIgnored "digest_ignored" Service,
+        "a claim is granted whatever its compatibility digest", "check: replacement_refused_in_words";
+    ClaimGranted "claim_granted" Service,
+        "a pool is given to whoever asks, although its worker lives", "check: replacement_refused_in_words";
+    HeartbeatIgnored "heartbeat_ignored" Service,
+        "a silent worker is not taken over although a heartbeat is asked for", "facts 4.6: hung worker";
+    TakesLiving "takes_living" Service,
+        "a worker that is only stopped is killed and taken over, although no heartbeat is asked for", "check: living_worker_not_taken_over";
+    HangsAlone "hangs_alone" Engine,
+        "an engine stops answering when its kvcr_service dies", "check: request_ends";
     AgentForgets "agent_forgets" Agent,
         "the state agent forgets an owner when its engine dies", "dynamo#13237";
     AgentDies "agent_dies" Agent,

@@ -99,6 +99,18 @@ pub struct Claim {
     beats: JoinHandle<()>,
 }
 
+impl Claim {
+    /// Ends when the service does not hear this claim any more, or the claim is dropped.
+    pub fn forsaken(&self) -> impl Future<Output = ()> + Send + use<> {
+        let beats = self.beats.abort_handle();
+        async move {
+            while !beats.is_finished() {
+                tokio::time::sleep(BEAT).await;
+            }
+        }
+    }
+}
+
 impl Drop for Claim {
     fn drop(&mut self) {
         self.beats.abort();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use rustix::process::getpid;
+use rustix::process::{Signal, getpid};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
@@ -21,7 +21,7 @@ use super::meters::Meters;
 use super::own::{OwnTier, Surroundings};
 use super::page::MetricsPage;
 use super::registry::{Identity, Present, Registry};
-use super::start;
+use super::{death, start};
 use crate::sim::discovery::Registered;
 use crate::sim::fault::{Fault, Faults};
 use crate::sim::kvcr::claim::{Claim, ClaimRequest, claim};
@@ -364,6 +364,13 @@ async fn pool(
             let claim = claim(socket, request)
                 .await
                 .map_err(|error| Failed(format!("kvcr.types.KVCRStartupError: {error}")))?;
+            let (forsaken, faults) = (claim.forsaken(), around.faults.clone());
+            tokio::spawn(async move {
+                forsaken.await;
+                if faults.tell(Fault::HangsAlone) {
+                    death::by(Signal::STOP);
+                }
+            });
             (claim.pool.clone(), Some(claim))
         }
         None if kvcr.slots > 0 => (Arc::new(Pool::in_memory(kvcr.slots, page_bytes)), None),

@@ -1,7 +1,7 @@
 //! Ways in which an engine ends that no engine should: signals to itself, exceptions, and
 //! processes that it leaves behind.
 
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Signal, getpgrp, getpid, kill_process, kill_process_group};
 
 use super::boot::stamp;
 use crate::sim::fault::{Fault, Faults};
@@ -12,7 +12,10 @@ const STOPPING: std::time::Duration = std::time::Duration::from_millis(20);
 /// Dies, or stands still, if it is told to. Asked in the middle of an answer.
 pub async fn while_generating(faults: &Faults) {
     if faults.tell(Fault::Dies) {
-        by(Signal::KILL);
+        // All of the worker, as the kernel does it for want of memory or a person by hand.
+        if let Err(error) = kill_process_group(getpgrp(), Signal::KILL) {
+            println!("ERROR sim: no signal: {error}");
+        }
     }
     if faults.tell(Fault::Hangs) {
         by(Signal::STOP);

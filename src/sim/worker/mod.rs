@@ -24,6 +24,7 @@ pub mod lru;
 pub mod meters;
 pub mod own;
 pub mod page;
+mod parent;
 pub mod prefix;
 pub mod registry;
 pub mod start;
@@ -46,7 +47,11 @@ const USAGE: u8 = 2;
 /// Runs one engine until it is asked to stop. `args` are those of the real program, without
 /// `-m dynamo.vllm`.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    entry::announce("dynamo.vllm");
+    let args: Vec<OsString> = args.into_iter().collect();
+    if !parent::is_core() {
+        entry::announce("dynamo.vllm");
+        return parent::stand_before(&args);
+    }
     let args = args
         .into_iter()
         .map(|arg| arg.to_string_lossy().into_owned());

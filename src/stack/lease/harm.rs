@@ -3,9 +3,10 @@
 //! Every call here ends when the supervisor has answered, or with the reason why it never will:
 //! the stack is broken, or the supervisor gone. Whoever drops the future only stops waiting.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::{LOOK_EVERY, Lease, MARGIN, lost, too_late};
+use super::{LOOK_EVERY, Lease, MARGIN, too_late};
 use crate::failure::Failure;
 use crate::stack::harm::{Blow, Changes, Death, Deed, Done, Part, Replaced, Struck};
 use crate::stack::protocol::Ask;
@@ -100,11 +101,20 @@ impl Lease {
         }
     }
 
+    /// Names of the processes that were struck, permitted to end or replaced on this lease.
+    #[must_use]
+    pub fn harmed(&self) -> BTreeSet<String> {
+        self.heard().harmed.clone()
+    }
+
     async fn ask(&self, deed: Deed, bound: Duration) -> Result<Done, Failure> {
-        let number = self.heard().next_number();
-        self.wire
-            .say(&Ask::Harm { number, deed })
-            .map_err(|error| lost(&error.to_string()))?;
+        let number = {
+            let mut heard = self.heard();
+            heard.harmed.insert(deed.process().to_owned());
+            heard.next_number()
+        };
+        // Where nobody listens any more, what was said last, or that nothing was, is heard below.
+        let _ = self.wire.say(&Ask::Harm { number, deed });
         let mut patience = Patience::new(bound);
         loop {
             let spent = patience.spent();

@@ -11,7 +11,8 @@ use tokio::sync::mpsc;
 use super::connection::{ConnId, Event};
 use super::log;
 use crate::failure::Failure;
-use crate::stack::harm::{Deed, Done};
+use crate::launch::local::Started;
+use crate::stack::harm::{Death, Deed, Done};
 use crate::stack::protocol::{Ask, Mode, PROTOCOL, StackInfo, Tell};
 use crate::stack::queue::Queue;
 
@@ -73,6 +74,8 @@ pub(super) struct Desk {
     /// Runs that waited for this bring-up, whether or not they still do.
     runs: BTreeSet<String>,
     failures: BTreeMap<String, Failure>,
+    /// Something was done to the stack: nobody gets it before it is whole again.
+    harmed: bool,
     variants: BTreeMap<String, u64>,
     idle_since: Instant,
 }
@@ -86,6 +89,7 @@ impl Desk {
             phase: Phase::Down,
             runs: BTreeSet::new(),
             failures: BTreeMap::new(),
+            harmed: false,
             variants: BTreeMap::new(),
             idle_since: Instant::now(),
         }
@@ -94,6 +98,7 @@ impl Desk {
     /// A generation begins.
     pub(super) fn begin(&mut self) {
         self.phase = Phase::Starting { last: None };
+        self.harmed = false;
         self.variants.clear();
         self.runs = self
             .queue
@@ -197,6 +202,7 @@ impl Desk {
                 .lease(id)
                 .is_some_and(|lease| lease.mode == Mode::Exclusive);
         if alone {
+            self.harmed = true;
             return Some(Order::Harm(id, number, deed));
         }
         let failure = Failure::inconclusive("the stack may not be harmed on this lease")
@@ -242,6 +248,9 @@ impl Desk {
         let Phase::Ready(stack) = &self.phase else {
             return;
         };
+        if self.harmed {
+            return;
+        }
         let stack = stack.clone();
         for id in self.queue.grant() {
             let Some(lease) = self.lease(id).cloned() else {
@@ -292,6 +301,33 @@ impl Desk {
         self.phase = Phase::Ready(Box::new(stack));
         self.idle_since = Instant::now();
         self.grant();
+    }
+
+    /// Other processes run now.
+    pub(super) fn changed(&mut self, started: &Started) {
+        if let Phase::Ready(stack) = &mut self.phase {
+            stack.processes.clone_from(&started.processes);
+            stack.workers.clone_from(&started.workers);
+        }
+    }
+
+    /// Whether something was done to the stack that nobody has put right.
+    pub(super) fn harmed(&self) -> bool {
+        self.harmed
+    }
+
+    /// The stack is whole again.
+    pub(super) fn whole(&mut self) {
+        self.harmed = false;
+        self.grant();
+    }
+
+    /// Tells whoever holds the stack alone of a death that was permitted.
+    pub(super) fn died(&mut self, death: &Death) {
+        for id in self.queue.held().collect::<Vec<_>>() {
+            let death = death.clone();
+            self.tell(id, Tell::Died { death });
+        }
     }
 
     /// Bring-up failed, and everything is stopped again.

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::mpsc;
 
+use super::connection::ConnId;
 use super::desk::Order;
 use super::group::{GroupEvent, GroupTask};
 use super::prepare::{Prepared, prepare};
@@ -141,6 +142,8 @@ impl Supervisor<'_> {
         began: Instant,
     ) -> End {
         let mut steps: Vec<(String, u64)> = Vec::new();
+        // Who asked for a deed, and its number there; a ticket is a position.
+        let mut tickets: Vec<(ConnId, u64)> = Vec::new();
         loop {
             let idle_at = self.idle_stop_at(view);
             let reference_at =
@@ -169,6 +172,34 @@ impl Supervisor<'_> {
                         self.desk.broken(&failure);
                         return End::Stopped(Stop::because("a process of the stack died"));
                     }
+                    GroupEvent::Death(death) => {
+                        log(&format!("permitted: {death:?}"));
+                        self.desk.died(&death);
+                    }
+                    GroupEvent::Done(ticket, done) => {
+                        let asked = usize::try_from(ticket).ok().and_then(|at| tickets.get(at));
+                        let settled = matches!(done, Done::Replaced(_));
+                        if let Some((id, number)) = asked.copied() {
+                            let done = Box::new(done);
+                            self.desk.tell(id, Tell::Done { number, done });
+                        }
+                        if settled {
+                            self.observe(prepared);
+                        }
+                    }
+                    GroupEvent::Changed(started) => {
+                        self.desk.changed(&started);
+                        view.started = Some(started);
+                    }
+                    GroupEvent::Whole(started) => {
+                        log("whole again");
+                        self.desk.changed(&started);
+                        view.started = Some(started);
+                        view.state = "ready";
+                        self.observe(prepared);
+                        self.write_state(view);
+                        self.desk.whole();
+                    }
                     GroupEvent::Stopped(_) => {}
                 },
                 event = reference.next() => {
@@ -187,16 +218,21 @@ impl Supervisor<'_> {
                     Some(Order::Ended(id)) => {
                         reference.ended(id);
                         self.observe(prepared);
+                        if self.desk.harmed() {
+                            view.state = "mending";
+                            self.write_state(view);
+                            core.mend();
+                        }
                     }
                     Some(Order::Status(id)) => self.tell_status(id, view),
                     Some(Order::Stop(id, why)) => {
                         self.put_down(&why);
                         return End::Stopped(Stop { reply: Some(id), why });
                     }
-                    Some(Order::Harm(id, number, _)) => {
-                        let failure = Failure::inconclusive("nothing can be harmed yet");
-                        let done = Box::new(Done::Failed { failure });
-                        self.desk.tell(id, Tell::Done { number, done });
+                    Some(Order::Harm(id, number, deed)) => {
+                        log(&format!("connection {id}: {deed:?}"));
+                        tickets.push((id, number));
+                        core.harm(tickets.len() as u64 - 1, deed);
                     }
                     Some(Order::Start) | None => {}
                 },

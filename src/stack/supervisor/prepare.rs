@@ -7,18 +7,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::taken;
 use crate::engine::Blueprint;
 use crate::failure::Failure;
 use crate::gate::{host, needs};
 use crate::launch::local::Place;
 use crate::launch::ports::{self, Reserved};
-use crate::plan::{Bindings, Plan, Probe};
+use crate::plan::{Bindings, Plan};
 use crate::stack::cookie::Cookie;
 use crate::stack::devices::{self, Holder, NotHad};
 use crate::stack::inventory::Inventory;
 use crate::stack::lease::LaunchSpec;
 use crate::stack::leftovers::Leftovers;
-use crate::stack::state_dir::{self, SOCKET_PATH_MAX, StackDir, StateDir};
+use crate::stack::state_dir::{self, StackDir, StateDir};
 
 /// Generation that is about to run. Its locks last as long as this value.
 pub(super) struct Prepared {
@@ -88,17 +89,18 @@ fn plan(
         generation: number,
     };
     let generation = dir.generation(number);
+    // Before anything can be left behind.
+    let mut inventory = Inventory::begin();
     let place = Place {
         cookie: cookie.clone(),
         home: dir.path().to_owned(),
         scratch: dir.scratch(number),
         logs: generation.join("logs"),
+        shm_before: Arc::new(inventory.before.clone()),
     };
     for path in [&place.scratch, &place.logs, &generation.join("reference")] {
         state_dir::create(path)?;
     }
-    // Before anything can be left behind.
-    let mut inventory = Inventory::begin();
     inventory.save(&generation)?;
     let ports = ports::reserve(
         &blueprint.ports(),
@@ -112,7 +114,7 @@ fn plan(
         cookie: cookie.to_string(),
         host_address: host_address(),
     })?;
-    check_sockets(&plan)?;
+    taken::check(&plan, &inventory.before)?;
     needs::room(plan.shm_bytes)?;
     for path in &plan.directories {
         state_dir::create(path)?;
@@ -138,24 +140,4 @@ fn host_address() -> Option<Ipv4Addr> {
             IpAddr::V4(ip) => Some(ip),
             IpAddr::V6(_) => None,
         })
-}
-
-/// A socket that is too long fails in the engine, late and in other words.
-fn check_sockets(plan: &Plan) -> Result<(), Failure> {
-    for process in &plan.processes {
-        for probe in &process.ready {
-            if let Probe::Unix { path } = probe
-                && path.as_os_str().len() > SOCKET_PATH_MAX
-            {
-                return Err(Failure::environment(format!(
-                    "the socket of {} has too long a path: {}",
-                    process.name,
-                    path.display()
-                ))
-                .expected(format!("at most {SOCKET_PATH_MAX} bytes"))
-                .hint(state_dir::SHORTER));
-            }
-        }
-    }
-    Ok(())
 }

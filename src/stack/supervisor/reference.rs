@@ -170,6 +170,11 @@ impl Reference {
                     );
                 }
             }
+            // Nobody may harm it, so nothing of it changes.
+            GroupEvent::Death(_)
+            | GroupEvent::Done(..)
+            | GroupEvent::Changed(_)
+            | GroupEvent::Whole(_) => {}
             GroupEvent::Stopped(result) => {
                 if let Err(failure) = result {
                     log(&format!("reference: {failure}"));

@@ -22,7 +22,7 @@ pub(super) struct View {
 impl Supervisor<'_> {
     pub(super) fn idle_stop_at(&self, view: &View) -> Option<Instant> {
         // Bring-up goes on when the last client leaves: the next one is seconds away.
-        if view.state != "ready" {
+        if !["ready", "mending"].contains(&view.state) {
             return None;
         }
         let keep = Duration::from_secs(self.spec.keep_seconds);
