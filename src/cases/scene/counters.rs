@@ -220,7 +220,11 @@ impl Scene<'_> {
             return Ok(bytes);
         }
         let counted = self.counters("page_size").await?;
-        let page = counted.settled.scrapes.get(index).map(|scrape| &scrape.page);
+        let page = counted
+            .settled
+            .scrapes
+            .get(index)
+            .map(|scrape| &scrape.page);
         page.and_then(kvcr::stored_page_bytes).ok_or_else(|| {
             Failure::inconclusive("the size of a page is not known")
                 .expected("it is configured, or follows from what KVCR's own tier has stored")

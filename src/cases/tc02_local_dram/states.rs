@@ -117,7 +117,10 @@ pub(super) fn evict_target<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result
     Box::pin(async move {
         let blocks = scene.blocks();
         let turns = usize::try_from(scene.config().profile.tc02.evict_target).unwrap_or(usize::MAX);
-        let mut prompts = vec![("turn0".to_owned(), scene.prompt("turn", stored_length(scene)))];
+        let mut prompts = vec![(
+            "turn0".to_owned(),
+            scene.prompt("turn", stored_length(scene)),
+        )];
         for turn in 1..=turns {
             let last = &prompts[turn - 1].1;
             let keep = last.tokens() as u64;
