@@ -49,7 +49,7 @@ impl Wants {
             Self::States if states == 0 => gated(
                 "a hybrid model",
                 "no state groups".to_owned(),
-                "pass --profile cpu-hybrid, or --ssm-groups of your model",
+                "pass --profile cpu-hybrid",
             ),
             Self::Guards if !guarded => gated(
                 "a Guard beside each worker",

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::arm::{self, Runner};
 use super::interrupt::Cause;
 use super::{CONTRACT, FAILED, INTERRUPTED, select, software, table};
-use crate::cases::{Arm, Case};
+use crate::cases::{Arm, Case, PHASE1};
 use crate::config::profile::EngineKind;
 use crate::config::{Config, UsageError};
 use crate::environment::{self, progress};
@@ -205,6 +205,26 @@ fn refused(gated: &[Gated], nothing_else: bool) -> Option<Failure> {
     one.decision.insisted_failure(one.name, false)
 }
 
+/// A case whose arms are all among `names` goes by its own name.
+fn whole<'a>(names: &[&'a str]) -> Vec<&'a str> {
+    let mut short: Vec<&str> = Vec::new();
+    for name in names {
+        let id = name.split("::").next().unwrap_or(name);
+        let mut arms = PHASE1
+            .iter()
+            .filter(|case| case.id == id)
+            .flat_map(|case| case.arms);
+        let said = match arms.all(|arm| names.contains(&arm.name)) {
+            true => id,
+            false => name,
+        };
+        if short.last() != Some(&said) {
+            short.push(said);
+        }
+    }
+    short
+}
+
 /// One line for each reason, with the arms that it keeps out.
 fn gated_lines(gated: &[Gated]) -> Vec<String> {
     let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
@@ -217,7 +237,7 @@ fn gated_lines(gated: &[Gated]) -> Vec<String> {
     }
     reasons
         .into_iter()
-        .map(|(reason, names)| format!("gated: {}: {reason}", names.join(", ")))
+        .map(|(reason, names)| format!("gated: {}: {reason}", whole(&names).join(", ")))
         .collect()
 }
 
