@@ -84,6 +84,10 @@ pub(crate) const ARMS: [&str; 28] = [
     COST,
 ];
 
+/// Arms of thousands of tokens. Where a row does not name them they are left out: what they have
+/// beside the shorter ones is their length.
+const LONG: [&str; 2] = [NO_SOURCE, LARGE];
+
 /// An arm that goes red, and how.
 type Red = (&'static str, Class, &'static str);
 
@@ -97,7 +101,7 @@ pub(crate) struct Row {
     /// Whether the stack is honest for one run first, and told to lie then.
     pub(crate) live: bool,
     /// Cases that run, where not all do.
-    pub(crate) only: &'static [&'static str],
+    only: &'static [&'static str],
     /// Whether the second of two runs on one stack is judged.
     pub(crate) again: bool,
     /// The arms that go red.
@@ -145,6 +149,10 @@ impl Row {
                 return Cell::NotRun;
             }
             let named = self.red.iter().copied().find(|(red, ..)| *red == arm);
+            let untouched = named.is_none() && self.rest.is_none();
+            if untouched && !self.switches.is_empty() && LONG.contains(&arm) {
+                return Cell::NotRun;
+            }
             match (named, self.rest) {
                 (Some((_, class, check)), _) | (None, Some((class, check))) => {
                     Cell::Red(class, check)
@@ -152,6 +160,14 @@ impl Row {
                 (None, None) => Cell::Pass,
             }
         })
+    }
+
+    /// The arms that run.
+    pub(crate) fn arms(&self) -> impl Iterator<Item = &'static str> + use<> {
+        let cells = ARMS.into_iter().zip(self.cells());
+        cells
+            .filter(|(_, cell)| *cell != Cell::NotRun)
+            .map(|(arm, _)| arm)
     }
 
     const fn with(mut self, flags: &'static [&'static str]) -> Self {

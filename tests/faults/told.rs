@@ -111,8 +111,9 @@ pub(crate) fn run(row: &Row) -> Told {
     let machine = Machine::new();
     let lie = format!("--sim-faults={}", row.switches);
     let mut args = vec!["run"];
-    args.extend(row.only);
-    args.extend(row.flags);
+    for word in row.arms().chain(row.flags.iter().copied()) {
+        args.push(word);
+    }
     if row.live {
         // The reference answers while it can; what the lie meets afterwards are the workers.
         let honest = machine.phase1(&args);
