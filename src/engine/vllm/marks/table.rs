@@ -106,6 +106,8 @@ pub(super) const MARKS: &[Mark] = &[
         "the engine wants a compiler", "install g++, or set TORCHDYNAMO_DISABLE=1 in engine.env"),
     mark(Environment, r"(?i)CUDA driver version is insufficient|no CUDA-capable device|Found no NVIDIA driver",
         "the CUDA driver does not serve this engine", "compare `nvidia-smi` with the CUDA version of torch"),
+    mark(Environment, r"KVCR Guard \d+ is held by another worker",
+        "another worker holds the pool", "stop that worker, or give this one a socket and an owner id of its own"),
     mark(Environment, r"control listener .* is unavailable",
         "KVCR's control port is taken", "something else listens there; see who with `ss -ltnp`"),
 

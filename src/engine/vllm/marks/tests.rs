@@ -86,6 +86,13 @@ RuntimeError: Engine core initialization failed. See root cause above. Failed co
             cause: "compatibility digest",
             what: "another layout",
         },
+        Case {
+            ending: exit,
+            text: "RuntimeError: KVCR Guard 0 is held by another worker",
+            class: Environment,
+            cause: "KVCR Guard 0 is held by another worker",
+            what: "another worker holds the pool",
+        },
         // The errors before it are health checks of ours.
         Case {
             ending: exit,
