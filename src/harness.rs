@@ -88,6 +88,7 @@ fn trials(
         select::known(&arms, std::slice::from_ref(filter), libtest.exact)?;
     }
     select::known_requirements(&arms, &config.require)?;
+    select::known_defects(&arms, &config.profile.known)?;
 
     let update = match snapshot::refuse_falsifying(&config.insta) {
         Ok(update) => update,

@@ -169,9 +169,10 @@ impl Prompts {
         self.finish(ids)
     }
 
-    /// `count` prompts of `tokens` tokens that push others out of a cache.
-    pub fn fillers(&self, key: Key<'_>, count: usize, tokens: usize) -> Vec<Prompt> {
-        self.many(key, "filler", &vec![tokens; count])
+    /// One of many prompts of `tokens` tokens that push others out of a cache.
+    pub fn filler(&self, key: Key<'_>, number: u64, tokens: usize) -> Prompt {
+        let stream = self.stream(key, "filler", number, tokens);
+        self.make(Vec::new(), &stream, tokens)
     }
 
     /// One prompt of each length, none of them the beginning of another: for lengths around the
@@ -380,7 +381,7 @@ mod tests {
             all.push(p.cold(key, 512));
             all.push(p.cold(key, 513));
             all.push(p.clone().with_seed(1).cold(key, 512));
-            all.extend(p.fillers(key, 4, 512));
+            all.extend((0..4).map(|number| p.filler(key, number, 512)));
             all.extend(p.lengths(key, &[511, 512, 513]));
             all.push(p.sections(key, &[section("system", 512)]));
             all.push(p.sections(key, &[section("tail", 512)]));

@@ -34,7 +34,7 @@ const TOLD: &[&str] = &[
 /// Tokens of a prompt: eight full blocks of 64, and some.
 const PROMPT: usize = 549;
 /// What pushes a prompt out of the caches of `env/cpu.toml`, see there.
-const FILLERS: (usize, usize) = (8, 2085);
+const FILLERS: (u64, usize) = (8, 2085);
 /// No instance of Dynamo has it.
 const NOBODY: u64 = 1;
 
@@ -294,7 +294,8 @@ impl<'a> Recorder<'a> {
             arm: "filler",
             variant: 0,
         };
-        for filler in self.prompts.fillers(key, FILLERS.0, FILLERS.1) {
+        for number in 0..FILLERS.0 {
+            let filler = self.prompts.filler(key, number, FILLERS.1);
             let filler = self.body(&filler)?;
             self.ask("filler", self.post("/v1/completions", &filler, Some(first)))
                 .await?;

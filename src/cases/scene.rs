@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use super::Arm;
 use crate::client::Client;
 use crate::config::Config;
+use crate::config::profile::Tc02;
 use crate::evidence::ArmDir;
 use crate::evidence::result::{RequestLine, Timings};
 use crate::failure::Failure;
@@ -125,8 +126,7 @@ impl<'a> Scene<'a> {
         let deadline = Duration::from_secs(config.profile.request.deadline_seconds);
         let blocks = Geometry::of(&config.profile);
         let mut told = Told {
-            unpinned: (arm.wants == Wants::Guards && stack.variant > 0)
-                .then(|| "its prompts are new with every lease".to_owned()),
+            unpinned: unpinned(config, arm, stack.variant),
             ..Told::default()
         };
         if !blocks.is_exact() {
@@ -211,11 +211,11 @@ impl<'a> Scene<'a> {
         self.prompts.sections(self.key("sections"), &sections)
     }
 
-    /// `count` prompts of `tokens` tokens that push others out of a cache; `label` tells several
-    /// floods of one arm apart.
+    /// Prompt `number` of a flood that pushes others out of a cache; `label` tells several floods of
+    /// one arm apart.
     #[must_use]
-    pub fn fillers(&self, label: &str, count: usize, tokens: u64) -> Vec<Prompt> {
-        self.prompts.fillers(self.key(label), count, length(tokens))
+    pub fn filler(&self, label: &str, number: u64, tokens: u64) -> Prompt {
+        self.prompts.filler(self.key(label), number, length(tokens))
     }
 
     /// `tokens` tokens, of which the first `keep` are those of `prefix`; `tail` tells several of
@@ -266,8 +266,21 @@ impl<'a> Scene<'a> {
     }
 }
 
+/// Why the arm's reference cannot be compared with a pin, where it cannot.
+fn unpinned(config: &Config, arm: &Arm, variant: u64) -> Option<String> {
+    if arm.wants == Wants::Guards && variant > 0 {
+        return Some("its prompts are new with every lease".to_owned());
+    }
+    let resized = arm.wants == Wants::States && config.profile.tc02 != Tc02::default();
+    resized.then(|| "its prompts have other sizes than what is pinned".to_owned())
+}
+
+/// No sequence is longer, so whoever asks for more is refused with this many; but it is not made of
+/// a profile's typing error that memory runs out first.
+const LONGEST: u64 = 1 << 24;
+
 fn length(tokens: u64) -> usize {
-    usize::try_from(tokens).unwrap_or(usize::MAX)
+    usize::try_from(tokens.min(LONGEST)).unwrap_or(usize::MAX)
 }
 
 fn millis(began: Instant) -> f64 {

@@ -6,7 +6,7 @@
 //! either worker must have ended well.
 
 use super::flow::Flow;
-use super::scene::Scene;
+use super::scene::{Deltas, Scene};
 use super::seed::{BLOCKS, seed, seeded_length};
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
@@ -14,6 +14,7 @@ use crate::failure::{Class, Failure};
 use crate::gate::Wants;
 use crate::prompt::Prompt;
 use crate::stack::protocol::Mode;
+use crate::telemetry::kvcr;
 use crate::verdict::Check;
 
 mod judge;
@@ -84,6 +85,14 @@ pub const CASE: Case = Case {
     ],
 };
 
+/// A hint arrived, and the target asked the peer that it names: without that, nothing else that an
+/// arm says is about transfers.
+fn peer_was_asked(scene: &mut Scene<'_>, deltas: &Deltas, source: usize) {
+    let requests = kvcr::requests_of_peers(deltas.worker(source));
+    let name = format!("peer_was_asked[worker{source}]");
+    scene.check(Check::counter_at_least(name, Class::Product, 1, &requests));
+}
+
 fn hinted_and_fresh<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
     Box::pin(async move {
         let blocks = scene.blocks();
@@ -100,6 +109,7 @@ fn hinted_and_fresh<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fa
             .ask_together(&asked.map(|(label, prompt)| (label, prompt, 1)))
             .await?;
         let deltas = scene.outlived(&before, "asked").await?;
+        peer_was_asked(scene, &deltas, 0);
         for ((label, _), seen) in asked.iter().zip(&seen) {
             scene.answers_as_reference(label, seen);
         }
@@ -160,6 +170,9 @@ fn partial_prefix_hint<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(),
             source += Flow::written(*reused, blocks);
         }
         let deltas = scene.since(&before, "asked").await?;
+        if reused.iter().any(|hit| *hit > 0) {
+            peer_was_asked(scene, &deltas, 0);
+        }
         scene.checks(target.checks(1, deltas.worker(1), blocks));
         scene.checks(source.checks(0, deltas.worker(0), blocks));
         Ok(())
@@ -182,6 +195,9 @@ fn both_directions<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fai
         let crossed = [(asked[0].0, asked[0].1, 1), (asked[1].0, asked[1].1, 0)];
         let seen = scene.ask_together(&crossed).await?;
         let deltas = scene.since(&before, "asked").await?;
+        for source in [0, 1] {
+            peer_was_asked(scene, &deltas, source);
+        }
         let mut flows = [Flow::default(); 2];
         for ((label, _, target), seen) in crossed.iter().zip(&seen) {
             let reused = scene.reference_reused(label)?;
@@ -226,6 +242,7 @@ fn concurrent<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>
             .collect();
         let seen = scene.ask_together(&at_once).await?;
         let deltas = scene.since(&before, "asked").await?;
+        peer_was_asked(scene, &deltas, 0);
         let (mut target, mut source) = (Flow::default(), Flow::default());
         for ((label, _), seen) in asked.iter().zip(&seen) {
             let reused = scene.reference_reused(label)?;
@@ -253,6 +270,7 @@ fn twice_at_once<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failu
             .ask_together(&[("one", &prompt, 1), ("other", &prompt, 1)])
             .await?;
         let deltas = scene.since(&before, "asked").await?;
+        peer_was_asked(scene, &deltas, 0);
         let mut both = Flow::default();
         for seen in &seen {
             scene.answers_as_reference("prompt", seen);
@@ -272,10 +290,10 @@ fn twice_at_once<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failu
         };
         let (target, source) = (deltas.worker(1), deltas.worker(0));
         scene.checks(twice.checks(target, source));
-        scene.note(match twice.transfers(target) {
-            1 => "the two shared one transfer",
-            _ => "each of the two had a transfer of its own",
-        });
+        scene.note(format!(
+            "{} of two requests fetched from the peer",
+            twice.transfers(target)
+        ));
         Ok(())
     })
 }
@@ -358,6 +376,7 @@ fn large<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
         let before = scene.counters("seeded").await?;
         let seen = scene.ask("asked", &prompt, 1).await?;
         let deltas = scene.since(&before, "asked").await?;
+        peer_was_asked(scene, &deltas, 0);
         scene.answers_as_reference("prompt", &seen);
         scene.hit_as_reused(&seen, hit);
         let target = Flow::fetched(&seen, hit, blocks);

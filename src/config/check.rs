@@ -211,6 +211,12 @@ impl Check<'_> {
             ("engine.max_model_len", engine.max_model_len),
             ("kvcr.dram_slots", kvcr.dram_slots),
             ("request.max_tokens", profile.request.max_tokens),
+            ("tc02.seed_prefix", profile.tc02.seed_prefix),
+            (
+                "tc02.extra_shared_sections",
+                profile.tc02.extra_shared_sections,
+            ),
+            ("tc02.evict_target", profile.tc02.evict_target),
         ] {
             if value == 0 {
                 self.say(path, "must be at least 1");

@@ -78,6 +78,7 @@ pub fn run(
     let all: Vec<&'static Arm> = cases.iter().flat_map(|case| case.arms).collect();
     select::known(&all, filters, false)?;
     select::known_requirements(&all, &config.require)?;
+    select::known_defects(&all, &config.profile.known)?;
     let update = match snapshot::refuse_falsifying(&config.insta) {
         Ok(update) => update,
         Err(failure) => {

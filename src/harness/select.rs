@@ -3,6 +3,7 @@
 use crate::cases::Arm;
 use crate::config::UsageError;
 use crate::gate::needs;
+use crate::known::Known;
 
 /// Refuses a filter that selects no arm, naming the nearest: a typo must not pass as "nothing
 /// failed".
@@ -14,6 +15,19 @@ pub fn known(arms: &[&'static Arm], filters: &[String], exact: bool) -> Result<(
     for filter in filters {
         if !arms.iter().any(|arm| selects(filter, arm.name, exact)) {
             return Err(unknown(arms, filter, cases));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a known defect of an arm that does not exist: it would excuse nothing, in silence.
+///
+/// # Errors
+/// Usage, naming the nearest arm.
+pub fn known_defects(arms: &[&'static Arm], defects: &[Known]) -> Result<(), UsageError> {
+    for defect in defects {
+        if !arms.iter().any(|arm| arm.name == defect.arm) {
+            return Err(unknown(arms, &defect.arm, Cases::Out));
         }
     }
     Ok(())

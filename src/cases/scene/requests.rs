@@ -242,10 +242,12 @@ impl Scene<'_> {
         let longest = u64::from(self.config.profile.engine.max_model_len) / 2;
         let (count, each) = portions(blocks, self.blocks.full(longest));
         let tokens = self.tokens(each) + self.tokens(1) / 2;
+        sendable(blocks, count as u64, tokens)?;
         let mut answers = Vec::new();
-        for (number, prompt) in self.fillers(label, count, tokens).iter().enumerate() {
+        for number in 0..count {
+            let prompt = self.filler(label, number as u64, tokens);
             let label = format!("{label}{number}");
-            answers.push(self.ask(&label, prompt, index).await?);
+            answers.push(self.ask(&label, &prompt, index).await?);
         }
         Ok(answers)
     }
@@ -273,6 +275,23 @@ impl Scene<'_> {
                 .hint("set topology.workers in the profile")
         })
     }
+}
+
+/// Tokens that a flood may have: an hour of prefill on a fast device.
+const FLOOD: u64 = 100_000_000;
+
+/// Caches that would take hours to go through are the profile's fault.
+fn sendable(blocks: u64, count: u64, tokens: u64) -> Result<(), Failure> {
+    let all = count.saturating_mul(tokens);
+    if all <= FLOOD {
+        return Ok(());
+    }
+    Err(
+        Failure::environment(format!("caches of {blocks} blocks cannot be gone through"))
+            .expected(format!("at most {FLOOD} tokens of fillers"))
+            .found(format!("{all} tokens"))
+            .hint("make them smaller: --device-blocks, --primary-bytes, --dram-slots"),
+    )
 }
 
 /// How many fillers of how many blocks fill `blocks` blocks, none longer than `longest`: as few as
@@ -307,6 +326,18 @@ mod tests {
 
     use super::*;
     use crate::config::testing::cpu;
+
+    #[test]
+    fn caches_without_end_are_the_profiles_fault() {
+        assert_eq!(sendable(204, 3, 5_024), Ok(()));
+        let text = sendable(u64::from(u32::MAX), 134_217_728, 2_080)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.starts_with("Environment: caches of 4294967295 blocks"),
+            "{text}"
+        );
+    }
 
     #[test]
     fn a_flood_is_few_fillers_and_all_alike() {

@@ -18,10 +18,14 @@ use std::time::Duration;
 use crate::failure::Failure;
 use crate::geometry::Geometry;
 use crate::stack::protocol::WorkerInfo;
+use crate::stack::wait::Patience;
 use crate::telemetry::{Page, Scraper};
 
 /// For one metrics page.
 const LOOK_DEADLINE: Duration = Duration::from_secs(10);
+/// How long a page that does not come is asked for: one that stays away states nothing, and is the
+/// cases' to judge.
+const PATIENCE: Duration = Duration::from_secs(3);
 /// Between two looks at a page that did not come.
 const INTERVAL: Duration = Duration::from_millis(250);
 
@@ -52,8 +56,6 @@ enum Says {
 /// Reads what `workers` (their logs are in `logs`) and the front door state, and compares it with
 /// `geometry`.
 ///
-/// A page that does not come is asked for again: whoever brings the stack up bounds the time.
-///
 /// # Errors
 /// Environment, if anything disagrees.
 pub(super) async fn examine(
@@ -80,10 +82,16 @@ pub(super) async fn examine(
 }
 
 async fn page(scraper: &Scraper, url: &str, say: &(dyn Fn(String) + Send + Sync)) -> Page {
+    let mut patience = Patience::new(PATIENCE);
     loop {
+        let spent = patience.spent();
         match scraper.scrape(url).await {
             Ok(scrape) => return scrape.page,
             Err(failure) => say(format!("geometry: {url}: {}", failure.kind)),
+        }
+        if spent {
+            say(format!("geometry: {url} is not compared"));
+            return Page::parse("");
         }
         tokio::time::sleep(INTERVAL).await;
     }
