@@ -193,6 +193,11 @@ impl Engine {
         began: Instant,
         ended: &mut Ended,
     ) -> Option<Reply> {
+        if self.parts.around.faults.on(Fault::HangsAlone) {
+            // It looks for its service ten times a second: whoever asks it once the service is gone
+            // is to meet the lie, not to overtake it.
+            tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        }
         let prefilled = match &request.handover {
             Some(handover) => match self.handed_over(request, handover, ended).await {
                 Ok(prefilled) => prefilled,
