@@ -49,7 +49,7 @@ impl Wants {
             Self::States if states == 0 => gated(
                 "a hybrid model",
                 "no state groups".to_owned(),
-                "use a profile with one: cpu-hybrid, sim-hybrid",
+                "use cpu-hybrid or sim-hybrid",
             ),
             Self::Guards if !guarded => gated(
                 "a Guard beside each worker",
