@@ -220,8 +220,7 @@ fn insisted(config: &Config, arm: &Arm, machine: &Decision) -> bool {
 /// Why nothing of what was asked for can run: the first gate among it.
 fn first_gate(libtest: &Arguments, decisions: &BTreeMap<String, Decision>) -> Decision {
     let asked = |name: &&String| match &libtest.filter {
-        Some(filter) if libtest.exact => *name == filter,
-        Some(filter) => name.contains(filter.as_str()),
+        Some(filter) => select::selects(filter, name, libtest.exact),
         None => true,
     };
     let mut chosen = decisions.iter().filter(|(name, _)| asked(name));

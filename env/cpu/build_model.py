@@ -35,7 +35,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -194,71 +194,100 @@ def text_files() -> tuple[dict[str, bytes], range]:
     return files, words
 
 
+# What both kinds have.
+LAYERS, HIDDEN, MIDDLE, HEADS, KV_HEADS, HEAD_DIM = 4, 256, 512, 4, 2, 64
+STD = 0.08
+QUERY_NORM = 3.0
+
+
+class Weights:
+    """The tensors of one kind of model, by name; `one` is the weight by which a norm multiplies by 1."""
+
+    def __init__(self, kind: str, one: float, words: range) -> None:
+        self.kind, self.one = kind, one
+        self.tensors: dict[str, Any] = {}
+        self.matrix("model.embed_tokens.weight", VOCAB_SIZE, HIDDEN)
+        self.norm("model.norm.weight", HIDDEN)
+        self.matrix("lm_head.weight", VOCAB_SIZE, HIDDEN)
+        self.tensors["lm_head.weight"][: words.start] = 0.0
+
+    def matrix(self, name: str, *shape: int, std: float = STD) -> None:
+        self.tensors[name] = random_tensor(f"{self.kind}/{name}", shape, std)
+
+    def norm(self, name: str, size: int, scale: float = 1.0) -> None:
+        self.tensors[name] = constant_tensor((size,), self.one + scale - 1.0)
+
+    def layer(self, at: str) -> None:
+        """What surrounds the attention, or what stands in its place."""
+        self.norm(f"{at}.input_layernorm.weight", HIDDEN)
+        self.norm(f"{at}.post_attention_layernorm.weight", HIDDEN)
+        self.matrix(f"{at}.mlp.gate_proj.weight", MIDDLE, HIDDEN)
+        self.matrix(f"{at}.mlp.up_proj.weight", MIDDLE, HIDDEN)
+        self.matrix(f"{at}.mlp.down_proj.weight", HIDDEN, MIDDLE)
+
+    def attention(self, at: str, query_rows: int) -> None:
+        self.norm(f"{at}.self_attn.q_norm.weight", HEAD_DIM, QUERY_NORM)
+        self.norm(f"{at}.self_attn.k_norm.weight", HEAD_DIM)
+        self.matrix(f"{at}.self_attn.q_proj.weight", query_rows, HIDDEN)
+        self.matrix(f"{at}.self_attn.k_proj.weight", KV_HEADS * HEAD_DIM, HIDDEN)
+        self.matrix(f"{at}.self_attn.v_proj.weight", KV_HEADS * HEAD_DIM, HIDDEN)
+        self.matrix(f"{at}.self_attn.o_proj.weight", HIDDEN, HEADS * HEAD_DIM)
+
+
+def config_file(dtype: str, rope: dict[str, Any], own: dict[str, Any]) -> bytes:
+    """config.json: what both kinds say, and what is the kind's `own`."""
+    return json_file(
+        {
+            "dtype": dtype,
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": HIDDEN,
+            "intermediate_size": MIDDLE,
+            "num_hidden_layers": LAYERS,
+            "num_attention_heads": HEADS,
+            "num_key_value_heads": KV_HEADS,
+            "head_dim": HEAD_DIM,
+            "max_position_embeddings": 32768,
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-06,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, **rope},
+            "tie_word_embeddings": False,
+            "initializer_range": STD,
+            "bos_token_id": PAD_ID,
+            "eos_token_id": EOS_ID,
+            "pad_token_id": PAD_ID,
+            "use_cache": True,
+            **own,
+        }
+    )
+
+
 def dense(dtype: str) -> dict[str, bytes]:
     """Qwen3, 4.5 million parameters, full attention in each of four layers.
 
     A block of 64 tokens is 4 layers x (key, value) x 2 heads x 64 x 64 numbers: 256 KiB in float32, 128 KiB in
     bfloat16.
     """
-    layers, hidden, middle, heads, kv_heads, head_dim = 4, 256, 512, 4, 2, 64
-    std = 0.08
-    query_norm = 3.0
-
-    def weights() -> Iterator[tuple[str, Any]]:
-        def matrix(name: str, *shape: int) -> tuple[str, Any]:
-            return name, random_tensor(f"dense/{name}", shape, std)
-
-        yield matrix("model.embed_tokens.weight", VOCAB_SIZE, hidden)
-        yield "model.norm.weight", constant_tensor((hidden,), 1.0)
-        name, head = matrix("lm_head.weight", VOCAB_SIZE, hidden)
-        head[: words.start] = 0.0
-        yield name, head
-        for layer in range(layers):
-            at = f"model.layers.{layer}"
-            yield f"{at}.input_layernorm.weight", constant_tensor((hidden,), 1.0)
-            yield f"{at}.post_attention_layernorm.weight", constant_tensor((hidden,), 1.0)
-            yield f"{at}.self_attn.q_norm.weight", constant_tensor((head_dim,), query_norm)
-            yield f"{at}.self_attn.k_norm.weight", constant_tensor((head_dim,), 1.0)
-            yield matrix(f"{at}.self_attn.q_proj.weight", heads * head_dim, hidden)
-            yield matrix(f"{at}.self_attn.k_proj.weight", kv_heads * head_dim, hidden)
-            yield matrix(f"{at}.self_attn.v_proj.weight", kv_heads * head_dim, hidden)
-            yield matrix(f"{at}.self_attn.o_proj.weight", hidden, heads * head_dim)
-            yield matrix(f"{at}.mlp.gate_proj.weight", middle, hidden)
-            yield matrix(f"{at}.mlp.up_proj.weight", middle, hidden)
-            yield matrix(f"{at}.mlp.down_proj.weight", hidden, middle)
-
     files, words = text_files()
-    files["config.json"] = json_file(
-        {
+    weights = Weights("dense", 1.0, words)
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}"
+        weights.layer(at)
+        weights.attention(at, HEADS * HEAD_DIM)
+    files["config.json"] = config_file(
+        dtype,
+        rope={},
+        own={
             "architectures": ["Qwen3ForCausalLM"],
             "model_type": "qwen3",
-            "dtype": dtype,
-            "vocab_size": VOCAB_SIZE,
-            "hidden_size": hidden,
-            "intermediate_size": middle,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "head_dim": head_dim,
-            "max_position_embeddings": 32768,
-            "layer_types": ["full_attention"] * layers,
-            "max_window_layers": layers,
+            "layer_types": ["full_attention"] * LAYERS,
+            "max_window_layers": LAYERS,
             "use_sliding_window": False,
             "sliding_window": None,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-06,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-            "tie_word_embeddings": False,
-            "initializer_range": std,
-            "bos_token_id": PAD_ID,
-            "eos_token_id": EOS_ID,
-            "pad_token_id": PAD_ID,
-            "use_cache": True,
-        }
+        },
     )
-    files["model.safetensors"] = safetensors_file(dict(weights()), dtype)
+    files["model.safetensors"] = safetensors_file(weights.tensors, dtype)
     return files
 
 
@@ -269,90 +298,49 @@ def hybrid(dtype: str) -> dict[str, bytes]:
     forget at four speeds, half of a thing within 33 to 3,000 tokens, so that the text depends on the state at the end
     of a reused prefix, and on every block of it, as well as on its keys and values.
     """
-    layers, hidden, middle, heads, kv_heads, head_dim = 4, 256, 512, 4, 2, 64
+    import numpy as np
+
     key_heads, value_heads, state_dim, kernel = 2, 4, 64, 4
     forgetting = (-8.0, -6.5, -5.0, -3.5)  # logarithms; all exact in either dtype
-    kinds = ["linear_attention"] * (layers - 1) + ["full_attention"]
-    std = 0.08
-    query_norm = 3.0
-
-    def weights() -> Iterator[tuple[str, Any]]:
-        import numpy as np
-
-        def matrix(name: str, *shape: int) -> tuple[str, Any]:
-            return name, random_tensor(f"hybrid/{name}", shape, std)
-
-        # Its norms multiply by one more than their weight, all but that of the states.
-        yield matrix("model.embed_tokens.weight", VOCAB_SIZE, hidden)
-        yield "model.norm.weight", constant_tensor((hidden,), 0.0)
-        name, head = matrix("lm_head.weight", VOCAB_SIZE, hidden)
-        head[: words.start] = 0.0
-        yield name, head
-        for layer, kind in enumerate(kinds):
-            at = f"model.layers.{layer}"
-            yield f"{at}.input_layernorm.weight", constant_tensor((hidden,), 0.0)
-            yield f"{at}.post_attention_layernorm.weight", constant_tensor((hidden,), 0.0)
-            if kind == "full_attention":
-                yield f"{at}.self_attn.q_norm.weight", constant_tensor((head_dim,), query_norm - 1.0)
-                yield f"{at}.self_attn.k_norm.weight", constant_tensor((head_dim,), 0.0)
-                # A gate beside each query.
-                yield matrix(f"{at}.self_attn.q_proj.weight", 2 * heads * head_dim, hidden)
-                yield matrix(f"{at}.self_attn.k_proj.weight", kv_heads * head_dim, hidden)
-                yield matrix(f"{at}.self_attn.v_proj.weight", kv_heads * head_dim, hidden)
-                yield matrix(f"{at}.self_attn.o_proj.weight", hidden, heads * head_dim)
-            else:
-                mixed = (2 * key_heads + value_heads) * state_dim
-                yield matrix(f"{at}.linear_attn.in_proj_qkv.weight", mixed, hidden)
-                yield matrix(f"{at}.linear_attn.in_proj_z.weight", value_heads * state_dim, hidden)
-                yield matrix(f"{at}.linear_attn.in_proj_a.weight", value_heads, hidden)
-                yield matrix(f"{at}.linear_attn.in_proj_b.weight", value_heads, hidden)
-                yield f"{at}.linear_attn.conv1d.weight", random_tensor(
-                    f"hybrid/{at}.linear_attn.conv1d.weight", (mixed, 1, kernel), 0.5
-                )
-                yield f"{at}.linear_attn.A_log", np.array(forgetting, dtype=np.float32)
-                yield f"{at}.linear_attn.dt_bias", constant_tensor((value_heads,), 0.0)
-                yield f"{at}.linear_attn.norm.weight", constant_tensor((state_dim,), 1.0)
-                yield matrix(f"{at}.linear_attn.out_proj.weight", hidden, value_heads * state_dim)
-            yield matrix(f"{at}.mlp.gate_proj.weight", middle, hidden)
-            yield matrix(f"{at}.mlp.up_proj.weight", middle, hidden)
-            yield matrix(f"{at}.mlp.down_proj.weight", hidden, middle)
+    kinds = ["linear_attention"] * (LAYERS - 1) + ["full_attention"]
+    mixed = (2 * key_heads + value_heads) * state_dim
 
     files, words = text_files()
-    files["config.json"] = json_file(
-        {
+    # Its norms multiply by one more than their weight, all but that of the states.
+    weights = Weights("hybrid", 0.0, words)
+    for layer, kind in enumerate(kinds):
+        at = f"model.layers.{layer}"
+        weights.layer(at)
+        if kind == "full_attention":
+            # A gate beside each query.
+            weights.attention(at, 2 * HEADS * HEAD_DIM)
+            continue
+        weights.matrix(f"{at}.linear_attn.in_proj_qkv.weight", mixed, HIDDEN)
+        weights.matrix(f"{at}.linear_attn.in_proj_z.weight", value_heads * state_dim, HIDDEN)
+        weights.matrix(f"{at}.linear_attn.in_proj_a.weight", value_heads, HIDDEN)
+        weights.matrix(f"{at}.linear_attn.in_proj_b.weight", value_heads, HIDDEN)
+        weights.matrix(f"{at}.linear_attn.conv1d.weight", mixed, 1, kernel, std=0.5)
+        weights.matrix(f"{at}.linear_attn.out_proj.weight", HIDDEN, value_heads * state_dim)
+        weights.tensors[f"{at}.linear_attn.A_log"] = np.array(forgetting, dtype=np.float32)
+        weights.tensors[f"{at}.linear_attn.dt_bias"] = constant_tensor((value_heads,), 0.0)
+        weights.tensors[f"{at}.linear_attn.norm.weight"] = constant_tensor((state_dim,), 1.0)
+    files["config.json"] = config_file(
+        dtype,
+        rope={"partial_rotary_factor": 0.25},
+        own={
             "architectures": ["Qwen3_5ForCausalLM"],
             "model_type": "qwen3_5_text",
-            "dtype": dtype,
-            "vocab_size": VOCAB_SIZE,
-            "hidden_size": hidden,
-            "intermediate_size": middle,
-            "num_hidden_layers": layers,
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "head_dim": head_dim,
             "layer_types": kinds,
-            "full_attention_interval": layers,
+            "full_attention_interval": LAYERS,
             "linear_conv_kernel_dim": kernel,
             "linear_key_head_dim": state_dim,
             "linear_num_key_heads": key_heads,
             "linear_num_value_heads": value_heads,
             "linear_value_head_dim": state_dim,
-            "max_position_embeddings": 32768,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-06,
             "partial_rotary_factor": 0.25,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-            "tie_word_embeddings": False,
-            "initializer_range": std,
-            "bos_token_id": PAD_ID,
-            "eos_token_id": EOS_ID,
-            "pad_token_id": PAD_ID,
-            "use_cache": True,
-        }
+        },
     )
-    files["model.safetensors"] = safetensors_file(dict(weights()), dtype)
+    files["model.safetensors"] = safetensors_file(weights.tensors, dtype)
     return files
 
 

@@ -9,7 +9,9 @@ use super::flow::Flow;
 use super::scene::Scene;
 use super::scene::harm::{Attempt, GuardLog, Kill};
 use super::seed::{seed, seeded_length};
+use crate::client::Observation;
 use crate::failure::{Class, Failure};
+use crate::geometry::Geometry;
 use crate::prompt::Prompt;
 use crate::stack::harm::{Changes, Refusal, Replaced, Replacement};
 use crate::telemetry::guard::{Event, Promotion};
@@ -266,21 +268,7 @@ pub(super) async fn served_by_guard(
     kept: &[(String, Prompt)],
     name: &str,
 ) -> Result<(), Failure> {
-    let blocks = scene.blocks();
-    let before = scene
-        .counters_of(&[WITNESS], &format!("{name}_before"))
-        .await?;
-    let mut flow = Flow::default();
-    for (label, prompt) in kept {
-        let seen = scene.ask(label, prompt, WITNESS).await?;
-        let reused = scene.reference_reused(label)?;
-        scene.answers_as_reference(label, &seen);
-        scene.hit_as_reused(&seen, reused);
-        flow += Flow::fetched(&seen, reused, blocks);
-    }
-    let deltas = scene.since(&before, name).await?;
-    scene.checks(flow.checks(WITNESS, deltas.worker(WITNESS), blocks));
-    Ok(())
+    all_hit(scene, kept, WITNESS, name, "", Flow::fetched).await
 }
 
 /// Asks a replacement for what its predecessor held, all of which its own pool has to give.
@@ -290,18 +278,31 @@ pub(super) async fn warm(
     worker: usize,
     name: &str,
 ) -> Result<(), Failure> {
+    all_hit(scene, kept, worker, name, ".again", Flow::delivered).await
+}
+
+/// Asks `worker` for all of `kept`, each of which has to hit as the reference reuses it; `from` says
+/// where the pages of a hit come from.
+async fn all_hit(
+    scene: &mut Scene<'_>,
+    kept: &[(String, Prompt)],
+    worker: usize,
+    name: &str,
+    suffix: &str,
+    from: fn(&Observation, u64, Geometry) -> Flow,
+) -> Result<(), Failure> {
     let blocks = scene.blocks();
     let before = scene
         .counters_of(&[worker], &format!("{name}_before"))
         .await?;
     let mut flow = Flow::default();
     for (label, prompt) in kept {
-        let asked = format!("{label}.again");
+        let asked = format!("{label}{suffix}");
         let seen = scene.ask(&asked, prompt, worker).await?;
         let reused = scene.reference_reused(label)?;
         scene.answers_as_reference(label, &seen);
         scene.hit_as_reused(&seen, reused);
-        flow += Flow::delivered(&seen, reused, blocks);
+        flow += from(&seen, reused, blocks);
     }
     let deltas = scene.since(&before, name).await?;
     scene.checks(flow.checks(worker, deltas.worker(worker), blocks));
@@ -324,27 +325,30 @@ pub(super) async fn bring_back(
     Ok(serves(scene, worker, replaced))
 }
 
-/// Leaves the check that a replacement serves.
+/// Leaves the check that a replacement of `worker` serves.
 pub(super) fn serves(
     scene: &mut Scene<'_>,
     worker: usize,
     replaced: Replaced,
 ) -> Option<Replacement> {
-    let found = match &replaced {
-        Replaced::Serving(_) => "it serves".to_owned(),
-        Replaced::Refused(refusal) => refusal.failure.to_string(),
-    };
     let name = format!("replacement_serves[worker{worker}]");
-    match replaced {
-        Replaced::Serving(replacement) => {
-            scene.check(Check::new(name, Class::Product, true, "it serves", found));
-            Some(*replacement)
-        }
-        Replaced::Refused(_) => {
-            scene.check(Check::new(name, Class::Product, false, "it serves", found));
-            None
-        }
-    }
+    came_up(scene, &name, "it serves", replaced)
+}
+
+/// Leaves the check `name` that what was started again serves.
+pub(super) fn came_up(
+    scene: &mut Scene<'_>,
+    name: &str,
+    expected: &str,
+    replaced: Replaced,
+) -> Option<Replacement> {
+    let (serving, found) = match replaced {
+        Replaced::Serving(replacement) => (Some(*replacement), "it serves".to_owned()),
+        Replaced::Refused(refusal) => (None, refusal.failure.to_string()),
+    };
+    let held = serving.is_some();
+    scene.check(Check::new(name, Class::Product, held, expected, found));
+    serving
 }
 
 /// Starts worker 0 in a way that its service has to refuse, and checks that it was: before it

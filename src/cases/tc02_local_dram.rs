@@ -6,6 +6,7 @@
 
 use super::flow::Flow;
 use super::scene::{Deltas, Scene};
+use super::seed::{BLOCKS, seeded_length};
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
 use crate::failure::Failure;
@@ -15,8 +16,6 @@ use crate::stack::protocol::Mode;
 
 mod states;
 
-/// Blocks of a stored prompt.
-const BLOCKS: u64 = 8;
 /// Blocks that prompts with a shared beginning share.
 const SHARED: u64 = 5;
 
@@ -70,11 +69,6 @@ pub const CASE: Case = Case {
     ],
 };
 
-/// Length of a stored prompt: its last block is not full, so that a hit leaves something to do.
-fn stored_length(scene: &Scene<'_>) -> u64 {
-    scene.tokens(BLOCKS) + scene.tokens(1) / 2
-}
-
 /// No worker but the first moved anything.
 fn others_are_idle(scene: &mut Scene<'_>, deltas: &Deltas) {
     for worker in 1..scene.workers() {
@@ -86,7 +80,7 @@ fn others_are_idle(scene: &mut Scene<'_>, deltas: &Deltas) {
 fn full<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
     Box::pin(async move {
         let blocks = scene.blocks();
-        let prompt = scene.prompt("prompt", stored_length(scene));
+        let prompt = scene.prompt("prompt", seeded_length(scene));
         scene.reference(&[("prompt", &prompt)]).await?;
         let reused = scene.reference_reused("prompt")?;
 
@@ -118,7 +112,7 @@ fn full<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
 fn partial_prefix<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
     Box::pin(async move {
         let blocks = scene.blocks();
-        let length = stored_length(scene);
+        let length = seeded_length(scene);
         // Around the end of a block: one token short of it, exactly it, one beyond.
         let edges = ["one_short", "exact", "one_over"];
         let pairs: Vec<(&str, Prompt, Prompt, u64)> = edges
@@ -167,7 +161,7 @@ fn partial_prefix<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fail
 fn absent<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
     Box::pin(async move {
         let blocks = scene.blocks();
-        let length = stored_length(scene);
+        let length = seeded_length(scene);
         let stored = scene.prompt("stored", length);
         let never = scene.prompt("never_stored", length);
         // Shares all but the last token of the first block.

@@ -1,7 +1,5 @@
 //! `strike`: kills or stops a process of the stack as a case would, and says what became of it.
 
-use std::fs::{self, File};
-use std::io::{Read, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -13,6 +11,7 @@ use crate::sim::NOTICE;
 use crate::stack::harm::{Blow, Changes, Part, Replaced, Struck};
 use crate::stack::lease::Lease;
 use crate::stack::protocol::Mode;
+use crate::stack::tail;
 
 /// What a Guard says of its taking over.
 const GUARD: &str = "KVCR_EVENT guard_";
@@ -140,8 +139,8 @@ impl Logs {
         Self(
             processes
                 .map(|process| {
-                    let length = fs::metadata(&process.log).map_or(0, |found| found.len());
-                    (process.name.clone(), process.log.clone(), length)
+                    let end = tail::end(&process.log);
+                    (process.name.clone(), process.log.clone(), end)
                 })
                 .collect(),
         )
@@ -150,12 +149,8 @@ impl Logs {
     fn new_lines(&mut self) -> Vec<(String, String)> {
         let mut lines = Vec::new();
         for (process, path, from) in &mut self.0 {
-            let mut text = Vec::new();
-            if let Ok(mut log) = File::open(path) {
-                let _ = log.seek(SeekFrom::Start(*from));
-                let _ = log.read_to_end(&mut text);
-            }
-            for line in String::from_utf8_lossy(&text).lines() {
+            let text = tail::since(path, *from).unwrap_or_default();
+            for line in text.lines() {
                 if let Some(at) = line.find(GUARD) {
                     lines.push((process.clone(), line[at..].to_owned()));
                 }

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::arm::{self, Runner};
 use super::interrupt::Cause;
-use super::{CONTRACT, FAILED, INTERRUPTED, select, software, table};
+use super::{CONTRACT, FAILED, INTERRUPTED, insisted, select, software, table};
 use crate::cases::{Arm, Case, PHASE1};
 use crate::config::profile::EngineKind;
 use crate::config::{Config, UsageError};
@@ -16,7 +16,7 @@ use crate::environment::{self, progress};
 use crate::evidence::result::{ArmResult, Pin};
 use crate::evidence::write_json;
 use crate::failure::Failure;
-use crate::gate::{Decision, needs};
+use crate::gate::Decision;
 use crate::sim::NOTICE;
 use crate::snapshot;
 use crate::terminal;
@@ -189,9 +189,7 @@ fn told_here(
             decision @ Decision::Gated { .. } => gated.push(Gated {
                 name: arm.name,
                 insisted: filters.iter().any(|filter| filter == arm.name)
-                    || config.require.iter().any(|name| {
-                        name != "all" && needs::required(std::slice::from_ref(name), arm.name)
-                    }),
+                    || insisted(config, arm, &Decision::Runnable),
                 decision,
             }),
         }

@@ -116,12 +116,17 @@ struct Lot {
     shm: BTreeSet<ShmFile>,
 }
 
+impl Lot {
+    /// It is not what the plan wants: it may end, and is replaced when the group is made whole.
+    fn disown(&mut self) {
+        self.permitted = true;
+        self.foreign = true;
+    }
+}
+
 impl Child {
     fn identity(&self) -> Identity {
-        Identity {
-            pid: self.leader.pid(),
-            start_ticks: self.leader.start_ticks(),
-        }
+        self.leader.identity()
     }
 
     fn info(&self) -> ProcessInfo {

@@ -1,6 +1,6 @@
 //! Counters of the workers and of the router, read once they stand still.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::{Counters, Deltas, Scene, file_name, millis};
 use crate::failure::{Class, Failure};
@@ -219,12 +219,8 @@ impl Scene<'_> {
         if let Some(bytes) = self.blocks.page_bytes {
             return Ok(bytes);
         }
-        let counted = self.counters("page_size").await?;
-        let page = counted
-            .settled
-            .scrapes
-            .get(index)
-            .map(|scrape| &scrape.page);
+        let counted = self.counters_of(&[index], "page_size").await?;
+        let page = counted.settled.scrapes.first().map(|scrape| &scrape.page);
         page.and_then(kvcr::stored_page_bytes).ok_or_else(|| {
             Failure::inconclusive("the size of a page is not known")
                 .expected("it is configured, or follows from what KVCR's own tier has stored")
@@ -251,7 +247,7 @@ impl Scene<'_> {
     /// Inconclusive, if it takes notice of none in the time a request may take.
     pub async fn router_knows(&mut self, before: u64, blocks: u64) -> Result<(), Failure> {
         let url = self.router_page();
-        let deadline = Duration::from_secs(self.config.profile.request.deadline_seconds);
+        let deadline = self.patience();
         let began = Instant::now();
         let mut last = before;
         let known = wait_for(

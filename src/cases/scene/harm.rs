@@ -3,7 +3,6 @@
 //! Only the supervisor signals anything; a story asks it to. Whatever a story leaves dead, the
 //! supervisor starts again before the next lease.
 
-use std::io::{self, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -18,6 +17,7 @@ use crate::prompt::Prompt;
 use crate::stack::clock::monotonic_ns;
 use crate::stack::harm::{Blow, Changes, Death, Part, Replaced, Struck};
 use crate::stack::protocol::WorkerInfo;
+use crate::stack::tail;
 use crate::stack::wait::{self, Gave, Look};
 use crate::telemetry::guard::{Event, Journal, Promotion};
 use crate::verdict::Check;
@@ -41,19 +41,12 @@ impl GuardLog {
     /// # Errors
     /// Inconclusive, if the log cannot be read.
     pub fn journal(&self) -> Result<Journal, Failure> {
-        let read = || -> io::Result<Vec<u8>> {
-            let mut file = std::fs::File::open(&self.path)?;
-            file.seek(SeekFrom::Start(self.offset))?;
-            let mut text = Vec::new();
-            file.read_to_end(&mut text)?;
-            Ok(text)
-        };
-        let text = read().map_err(|error| {
+        let text = tail::since(&self.path, self.offset).map_err(|error| {
             Failure::inconclusive("the log of the Guard's service cannot be read")
                 .expected(self.path.display())
                 .found(error)
         })?;
-        Ok(Journal::read(&String::from_utf8_lossy(&text)))
+        Ok(Journal::read(&text))
     }
 }
 
@@ -227,7 +220,7 @@ impl Scene<'_> {
             Failure::inconclusive(format!("the stack has no process {name}"))
                 .expected("a kvcr_service beside each worker")
         })?;
-        let offset = std::fs::metadata(&path).map_or(0, |found| found.len());
+        let offset = tail::end(&path);
         Ok(GuardLog {
             worker,
             path,
@@ -322,8 +315,12 @@ impl Scene<'_> {
     /// What the supervisor refuses, or a stack that is broken.
     pub async fn replace(&mut self, worker: usize, changes: Changes) -> Result<Replaced, Failure> {
         let process = self.worker(worker)?.process;
+        self.start_again(&process, changes).await
+    }
+
+    async fn start_again(&mut self, process: &str, changes: Changes) -> Result<Replaced, Failure> {
         let began = Instant::now();
-        let replaced = self.lease.replace(&process, changes).await;
+        let replaced = self.lease.replace(process, changes).await;
         self.told.timings.replacements += millis(began);
         let replaced = replaced?;
         self.know(&replaced);
@@ -353,13 +350,8 @@ impl Scene<'_> {
     /// # Errors
     /// What the supervisor refuses, or a stack that is broken.
     pub async fn replace_service(&mut self, worker: usize) -> Result<Replaced, Failure> {
-        let began = Instant::now();
-        let name = service_name(worker);
-        let replaced = self.lease.replace(&name, Changes::default()).await;
-        self.told.timings.replacements += millis(began);
-        let replaced = replaced?;
-        self.know(&replaced);
-        Ok(replaced)
+        let service = service_name(worker);
+        self.start_again(&service, Changes::default()).await
     }
 
     fn know(&mut self, replaced: &Replaced) {

@@ -7,7 +7,8 @@
 
 use super::super::flow::Flow;
 use super::super::scene::Scene;
-use super::{BLOCKS, others_are_idle, stored_length};
+use super::super::seed::{BLOCKS, seeded_length};
+use super::others_are_idle;
 use crate::engine::BoxFuture;
 use crate::failure::{Class, Failure};
 use crate::prompt::Prompt;
@@ -119,7 +120,7 @@ pub(super) fn evict_target<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result
         let turns = usize::try_from(scene.config().profile.tc02.evict_target).unwrap_or(usize::MAX);
         let mut prompts = vec![(
             "turn0".to_owned(),
-            scene.prompt("turn", stored_length(scene)),
+            scene.prompt("turn", seeded_length(scene)),
         )];
         for turn in 1..=turns {
             let last = &prompts[turn - 1].1;

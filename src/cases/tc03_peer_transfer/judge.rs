@@ -69,12 +69,11 @@ impl Twice {
     /// the engine's affair.
     pub(super) fn checks(self, target: &Delta, source: &Delta) -> Vec<Check> {
         let Self {
-            computed,
-            hit,
-            blocks,
+            computed, blocks, ..
         } = self;
         let transfers = self.transfers(target);
-        let moved = blocks.moved(self.pages(transfers));
+        let pages = self.pages(transfers);
+        let moved = blocks.moved(pages);
         let exactly = Bound::Exactly;
         let mut checks: Vec<Check> = [
             (
@@ -110,10 +109,10 @@ impl Twice {
         })
         .collect();
         checks.push(self.tokens_reused(target));
-        let mut written = Flow::default();
-        for _ in 0..transfers {
-            written += Flow::written(hit, blocks);
-        }
+        let written = Flow {
+            written: pages,
+            ..Flow::default()
+        };
         checks.extend(written.checks(0, source, blocks));
         checks
     }

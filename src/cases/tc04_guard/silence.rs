@@ -1,8 +1,9 @@
 //! What is not dead but silent, and what dies beside the workers.
 
 use crate::cases::scene::Scene;
+use crate::cases::seed::seeded_length;
 use crate::cases::takeover::{
-    Held, VICTIM, WITNESS, answered, bring_back, held_blocks, knock, recovered, warm,
+    Held, VICTIM, WITNESS, answered, bring_back, came_up, held_blocks, knock, recovered, warm,
 };
 use crate::engine::BoxFuture;
 use crate::failure::{Class, Failure};
@@ -12,7 +13,7 @@ use crate::verdict::Check;
 pub(super) fn guard_death<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
     Box::pin(async move {
         let held = Held::new(scene, "", 1);
-        let length = scene.tokens(super::super::seed::BLOCKS) + scene.tokens(1) / 2;
+        let length = seeded_length(scene);
         let of_ward = scene.prompt("of_ward", length);
         let of_other = scene.prompt("of_other", length);
         let of_new = scene.prompt("of_new", length);
@@ -50,7 +51,8 @@ pub(super) fn guard_death<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<
 
         // Whatever it does now, its pool is nobody's: both are started anew.
         let service = scene.replace_service(VICTIM).await?;
-        let service = serves_as_service(scene, &service);
+        let expected = "a new kvcr_service on the same socket";
+        let service = came_up(scene, "service_comes_back", expected, service).is_some();
         scene.kill_whole(VICTIM).await?;
         if bring_back(scene, VICTIM).await?.is_some() && service {
             let seen = scene.ask("of_new", &of_new, VICTIM).await?;
@@ -59,23 +61,6 @@ pub(super) fn guard_death<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<
         }
         Ok(())
     })
-}
-
-fn serves_as_service(scene: &mut Scene<'_>, replaced: &crate::stack::harm::Replaced) -> bool {
-    use crate::stack::harm::Replaced;
-    let found = match replaced {
-        Replaced::Serving(_) => "it serves".to_owned(),
-        Replaced::Refused(refusal) => refusal.failure.to_string(),
-    };
-    let held = matches!(replaced, Replaced::Serving(_));
-    scene.check(Check::new(
-        "service_comes_back",
-        Class::Product,
-        held,
-        "a new kvcr_service on the same socket",
-        found,
-    ));
-    held
 }
 
 pub(super) fn hung_worker<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {

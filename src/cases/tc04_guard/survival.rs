@@ -2,6 +2,7 @@
 
 use crate::cases::scene::Scene;
 use crate::cases::scene::harm::{Attempt, Sent};
+use crate::cases::seed::seeded_length;
 use crate::cases::takeover::{
     Held, VICTIM, WITNESS, answered, bring_back, held_blocks, knock, served_by_guard, taken_over,
     taken_over_once,
@@ -40,7 +41,7 @@ pub(super) fn protection<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(
 pub(super) fn takeover<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
     Box::pin(async move {
         let held = Held::new(scene, "", 1);
-        let length = scene.tokens(super::super::seed::BLOCKS) + scene.tokens(1) / 2;
+        let length = seeded_length(scene);
         let fresh: Vec<(String, Prompt)> = (0..=IN_FLIGHT)
             .map(|number| {
                 let label = format!("in_flight{number}");

@@ -18,7 +18,7 @@ use std::time::Duration;
 use crate::failure::Failure;
 use crate::geometry::Geometry;
 use crate::stack::protocol::WorkerInfo;
-use crate::stack::wait::Patience;
+use crate::telemetry::settle::wait_for;
 use crate::telemetry::{Page, Scraper};
 
 /// For one metrics page.
@@ -26,8 +26,6 @@ const LOOK_DEADLINE: Duration = Duration::from_secs(10);
 /// How long a page that does not come is asked for: one that stays away states nothing, and is the
 /// cases' to judge.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// Between two looks at a page that did not come.
-const INTERVAL: Duration = Duration::from_millis(250);
 
 const INFO: &str = "vllm:cache_config_info";
 const CARD: &str = "dynamo_frontend_model_kv_cache_block_size";
@@ -82,18 +80,12 @@ pub(super) async fn examine(
 }
 
 async fn page(scraper: &Scraper, url: &str, say: &(dyn Fn(String) + Send + Sync)) -> Page {
-    let mut patience = Patience::new(PATIENCE);
-    loop {
-        let spent = patience.spent();
-        match scraper.scrape(url).await {
-            Ok(scrape) => return scrape.page,
-            Err(failure) => say(format!("geometry: {url}: {}", failure.kind)),
+    match wait_for(scraper, url, "an answer of the page", PATIENCE, |_| Ok(())).await {
+        Ok(((), scrape)) => scrape.page,
+        Err(failure) => {
+            say(format!("geometry: {url} is not compared: {failure}"));
+            Page::parse("")
         }
-        if spent {
-            say(format!("geometry: {url} is not compared"));
-            return Page::parse("");
-        }
-        tokio::time::sleep(INTERVAL).await;
     }
 }
 

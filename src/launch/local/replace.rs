@@ -112,6 +112,11 @@ impl Jobs {
         self.phase(name) == Some(Phase::Clearing)
     }
 
+    fn next_id(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
     fn phase(&self, name: &str) -> Option<Phase> {
         self.of(name).map(|(_, job)| job.phase)
     }
@@ -191,8 +196,7 @@ impl Local {
         for name in strange {
             self.jobs.remove(&name);
             if let Ok(child) = self.child_mut(&name) {
-                child.lot.permitted = true;
-                child.lot.foreign = true;
+                child.lot.disown();
             }
         }
         self.jobs.mending = Some(BTreeSet::new());
@@ -223,8 +227,7 @@ impl Local {
         let Ok(child) = self.child_mut(&death.process) else {
             return;
         };
-        child.lot.permitted = true;
-        child.lot.foreign = true;
+        child.lot.disown();
         let refusal = Refusal {
             death,
             started_ns: job.started_ns,
@@ -275,8 +278,7 @@ impl Local {
             return;
         };
         if let Ok(child) = self.child_mut(name) {
-            child.lot.permitted = true;
-            child.lot.foreign = true;
+            child.lot.disown();
         }
         match job.ticket {
             Some(ticket) => {
@@ -342,8 +344,7 @@ impl Local {
             let _ = tokio::task::spawn_blocking(work).await;
             Ok(())
         };
-        let id = self.jobs.last + 1;
-        self.jobs.last = id;
+        let id = self.jobs.next_id();
         let task = self
             .jobs
             .stages
@@ -524,8 +525,7 @@ impl Local {
         // It may have ended meanwhile; then its death is on its way here.
         let _ = self.strike(name, Part::Whole, Blow::Continue);
         let process = self.child_mut(name)?.process.clone();
-        let id = self.jobs.last + 1;
-        self.jobs.last = id;
+        let id = self.jobs.next_id();
         let probes = process.ready.clone();
         let task = self.await_ready(id, name, AWAKE_WITHIN, async move {
             let (missing, _) = watch::channel(String::new());

@@ -1,7 +1,7 @@
 //! The engine: finds what it holds of a prompt, computes the rest, and generates from the bytes
 //! it then has. Surfaces are elsewhere ([`super::http`], [`super::events`], [`super::page`]).
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -58,7 +58,7 @@ pub struct Engine {
     pub(super) parts: Parts,
     pub(super) device: Mutex<Lru<Page>>,
     /// How often each prefix was asked for.
-    visits: Mutex<HashMap<u64, u32>>,
+    visits: Mutex<HashSet<u64>>,
     /// Whose turn it is to ask a peer for a prompt, by its first block.
     turns: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<()>>>>,
     pub(super) handovers: Mutex<VecDeque<(String, Vec<Page>)>>,
@@ -351,10 +351,7 @@ impl Engine {
 
     /// Whether this was there before; it is now.
     fn visit(&self, what: u64) -> bool {
-        let mut visits = lock(&self.visits);
-        let count = visits.entry(what).or_default();
-        *count = count.saturating_add(1);
-        *count > 1
+        !lock(&self.visits).insert(what)
     }
 
     /// What an engine holds that has loaded `prefix`.
