@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::super::sample::testing::sample;
 use super::*;
 
@@ -179,4 +181,19 @@ fn a_report_comes_back_from_evidence_as_it_was() {
     let text = serde_json::to_string(&report).unwrap();
     assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
     assert_eq!(report.rows.len(), 6);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Broken, then unknown, then held: a limit that allows more is never worse.
+    #[test]
+    fn a_wider_limit_never_hurts(times in prop::collection::vec(1.0..300.0, 6..10), limits in (0.01..3.0_f64, 0.01..3.0_f64)) {
+        let rank = |limit: f64| {
+            let check = local(&times, limit);
+            (check.held, check.class == Class::Inconclusive)
+        };
+        let (small, large) = (limits.0.min(limits.1), limits.0.max(limits.1));
+        prop_assert!(rank(small) <= rank(large), "{:?} {:?}", rank(small), rank(large));
+    }
 }
