@@ -26,6 +26,7 @@ pub mod harness;
 mod hash;
 pub mod known;
 pub mod launch;
+pub mod performance;
 pub mod plan;
 pub mod prompt;
 pub mod record;

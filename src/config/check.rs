@@ -6,9 +6,10 @@
 
 use super::Profile;
 use super::draft::Draft;
-use super::profile::{DeviceKind, DiscoveryBackend, EngineKind};
+use super::profile::{DeviceKind, DiscoveryBackend, EngineKind, Performance};
 use crate::engine::vllm::reserved;
 use crate::geometry::Geometry;
+use crate::performance::median::{FEWEST, LEVEL};
 
 /// The smallest pool that kvcr_service makes, in bytes.
 const PAGE: u64 = 4096;
@@ -28,6 +29,7 @@ pub(super) fn check(profile: &Profile, draft: &Draft) -> Vec<String> {
     check.geometry(profile);
     check.guard(profile);
     check.times(profile);
+    check.performance(&profile.performance);
     check.network(profile);
     check.reserved(profile);
     check.problems
@@ -335,6 +337,46 @@ impl Check<'_> {
                     stack.bring_up_seconds, stack.max_lifetime_seconds
                 ),
             );
+        }
+    }
+
+    fn performance(&mut self, performance: &Performance) {
+        match performance.repeats {
+            0 => self.say("performance.repeats", "must be at least 1"),
+            // Every limit would be inconclusive, after all the time that it took.
+            found if performance.dedicated && found < FEWEST => self.say(
+                "performance.repeats",
+                format!(
+                    "must be at least {FEWEST} where performance.dedicated: fewer hold no median to {:.0} %; found {found}",
+                    LEVEL * 100.0
+                ),
+            ),
+            _ => {}
+        }
+        let limits = [
+            (
+                "performance.cold_ttft_ratio_max",
+                performance.cold_ttft_ratio_max,
+            ),
+            (
+                "performance.local_ttft_ratio_max",
+                performance.local_ttft_ratio_max,
+            ),
+            (
+                "performance.peer_ttft_ratio_max",
+                performance.peer_ttft_ratio_max,
+            ),
+            (
+                "performance.guard_ttft_ratio_max",
+                performance.guard_ttft_ratio_max,
+            ),
+        ];
+        for (path, limit) in limits {
+            if let Some(limit) = limit
+                && limit <= 0.0
+            {
+                self.say(path, format!("must be above 0, found {limit}"));
+            }
         }
     }
 

@@ -127,6 +127,9 @@ use Presence::{Defaulted, Optional, Required};
 /// Blocks and turns of a prompt: none is longer.
 const BLOCKS: Kind = Kind::Integer { max: 1000 };
 
+/// A round takes every arm once, which takes minutes where the product is real.
+const REPEATS: Kind = Kind::Integer { max: 1000 };
+
 /// Groups of a KV cache: an engine has a handful.
 const GROUPS: Kind = Kind::Integer { max: 64 };
 
@@ -187,6 +190,14 @@ pub(super) const FIELDS: &[Field] = &[
     field("budget.first_correct_response_ms", "budget-first-correct-response-ms", MILLISECONDS, Optional, "milliseconds from a kill until a request is answered right"),
     field("budget.first_guard_hit_ms", "budget-first-guard-hit-ms", MILLISECONDS, Optional, "milliseconds from a kill until a request is served the dead worker's blocks"),
     field("budget.replacement_serving_ms", "budget-replacement-serving-ms", MILLISECONDS, Optional, "milliseconds from a kill until a replacement serves"),
+    field("performance.dedicated", "dedicated", Kind::Switch, Defaulted, "nothing else uses the devices: performance is judged, and not only measured"),
+    field("performance.repeats", "repeats", REPEATS, Defaulted, "rounds of tc05 in which each arm is measured once [7]"),
+    field("performance.warm_up", "warm-up", REPEATS, Defaulted, "rounds before them that do not count [1]"),
+    field("performance.seed", "perf-seed", U64, Defaulted, "what the order of tc05's arms follows from [1]"),
+    field("performance.cold_ttft_ratio_max", "cold-ttft-ratio-max", Kind::Fraction, Optional, "most that the time to first token may be with nothing to hit, as a share of that without KVCR"),
+    field("performance.local_ttft_ratio_max", "local-ttft-ratio-max", Kind::Fraction, Optional, "the same of a hit in the worker's own tier: 0.8 is a fifth less"),
+    field("performance.peer_ttft_ratio_max", "peer-ttft-ratio-max", Kind::Fraction, Optional, "the same of a hit in a peer's tier"),
+    field("performance.guard_ttft_ratio_max", "guard-ttft-ratio-max", Kind::Fraction, Optional, "the same of a hit that a Guard serves"),
     field("tc02.seed_prefix", "tc02-seed-prefix", BLOCKS, Defaulted, "hybrid model: blocks of the prefix that tc02 asks for alone first [3]"),
     field("tc02.extra_shared_sections", "tc02-extra-shared-sections", BLOCKS, Defaulted, "hybrid model: sections of two blocks that tc02's prompts share beyond it [2]"),
     field("tc02.evict_target", "tc02-evict-target", BLOCKS, Defaulted, "hybrid model: turns of tc02's conversation between which everything is evicted [2]"),

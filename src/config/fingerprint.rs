@@ -126,6 +126,8 @@ mod tests {
             ["--deadline", "3"],
             ["--require", "all"],
             ["--title", "x"],
+            ["--repeats", "9"],
+            ["--local-ttft-ratio-max", "0.5"],
         ] {
             assert_eq!(of(cpu(&flags), installed()), base, "{flags:?}");
         }

@@ -54,6 +54,9 @@ pub struct Profile {
     /// What a takeover may take; nothing is judged where it says nothing.
     #[serde(default)]
     pub budget: Budget,
+    /// How often performance is measured, and what is promised of it.
+    #[serde(default)]
+    pub performance: Performance,
     /// How long what TC-02's prompts share is, with a hybrid model.
     #[serde(default)]
     pub tc02: Tc02,
@@ -320,6 +323,44 @@ pub struct Budget {
     pub first_guard_hit_ms: Option<u64>,
     /// Until a replacement serves.
     pub replacement_serving_ms: Option<u64>,
+}
+
+/// How often the arms of TC-05 are measured, and what they may take. A limit is a share of what the
+/// engine takes without KVCR: 0.8 is a fifth less.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Performance {
+    /// Whether nothing else uses the devices. Nothing is judged where it does.
+    pub dedicated: bool,
+    /// Rounds that count.
+    pub repeats: usize,
+    /// Rounds before them that do not.
+    pub warm_up: usize,
+    /// What the order of the arms, and the ends of intervals, follow from.
+    pub seed: u64,
+    /// Of the time to the first token, with KVCR and nothing to hit.
+    pub cold_ttft_ratio_max: Option<f64>,
+    /// The same, of a hit in the worker's own tier.
+    pub local_ttft_ratio_max: Option<f64>,
+    /// The same, of a hit in a peer's.
+    pub peer_ttft_ratio_max: Option<f64>,
+    /// The same, of a hit that a Guard serves.
+    pub guard_ttft_ratio_max: Option<f64>,
+}
+
+impl Default for Performance {
+    fn default() -> Self {
+        Self {
+            dedicated: false,
+            repeats: 7,
+            warm_up: 1,
+            seed: 1,
+            cold_ttft_ratio_max: None,
+            local_ttft_ratio_max: None,
+            peer_ttft_ratio_max: None,
+            guard_ttft_ratio_max: None,
+        }
+    }
 }
 
 /// What the prompts of TC-02's hybrid arms share.

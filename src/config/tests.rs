@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use super::fields::{self, FIELDS, Presence};
+use super::profile::Performance;
 use super::testing::{FakeEnv, cpu, own, sim};
 use super::*;
 
@@ -69,6 +70,14 @@ fn sample(field: &Field) -> &'static str {
         "tc02.seed_prefix" => "4",
         "tc02.extra_shared_sections" => "1",
         "tc02.evict_target" => "1",
+        "performance.dedicated" => "true",
+        "performance.repeats" => "8",
+        "performance.warm_up" => "2",
+        "performance.seed" => "44",
+        "performance.cold_ttft_ratio_max" => "1.2",
+        "performance.local_ttft_ratio_max" => "0.5",
+        "performance.peer_ttft_ratio_max" => "0.6",
+        "performance.guard_ttft_ratio_max" => "0.7",
         "budget.promotion_ms" => "51",
         "budget.first_correct_response_ms" => "52",
         "budget.first_guard_hit_ms" => "53",
@@ -325,8 +334,48 @@ fn a_recovery_case_without_a_kill_would_prove_nothing() {
 }
 
 #[test]
+fn performance_is_judged_only_where_somebody_says_so() {
+    let performance = cpu(&[]).profile.performance;
+    assert_eq!(performance, Performance::default());
+    assert!(!performance.dedicated && performance.repeats == 7 && performance.warm_up == 1);
+    let flags = ["--dedicated", "--repeats=9", "--warm-up=0", "--perf-seed=5"];
+    let limits = ["--local-ttft-ratio-max=0.8", "--cold-ttft-ratio-max=1"];
+    let performance = cpu(&[flags.as_slice(), &limits].concat())
+        .profile
+        .performance;
+    let expected = Performance {
+        dedicated: true,
+        repeats: 9,
+        warm_up: 0,
+        seed: 5,
+        local_ttft_ratio_max: Some(0.8),
+        cold_ttft_ratio_max: Some(1.0),
+        ..Performance::default()
+    };
+    assert_eq!(performance, expected);
+    // Few repeats are allowed where nothing is judged.
+    assert_eq!(cpu(&["--repeats=1"]).profile.performance.repeats, 1);
+}
+
+#[test]
 fn every_contradiction_is_refused_with_its_reason() {
     let cases: &[(&[&str], &str)] = &[
+        (
+            &["--repeats", "0"],
+            "--repeats: performance.repeats: must be at least 1",
+        ),
+        (
+            &["--repeats", "5", "--dedicated"],
+            "--repeats: performance.repeats: must be at least 6 where performance.dedicated: fewer hold no median to 95 %; found 5",
+        ),
+        (
+            &["--local-ttft-ratio-max", "0"],
+            "--local-ttft-ratio-max: performance.local_ttft_ratio_max: must be above 0, found 0",
+        ),
+        (
+            &["--peer-ttft-ratio-max=-0.5"],
+            "--peer-ttft-ratio-max: performance.peer_ttft_ratio_max: must be above 0, found -0.5",
+        ),
         (
             &["--abandon-timeout-ms", "9999"],
             "--abandon-timeout-ms: kvcr.abandon_timeout_ms: must be at least twice operation_timeout_ms, 10000, found 9999",

@@ -8,11 +8,13 @@
 //!                            metrics/    raw Prometheus pages, before and after
 //!                            logs/       the tail of every process's log
 //!                            processes.json
+//!                            order.json, samples.jsonl, performance.json, *.svg: see [`Measured`]
 //! ```
 //!
 //! The only module that writes there. What a verdict means is `verdict`'s.
 
 pub mod host;
+mod performance;
 pub mod result;
 
 use std::fs;
@@ -20,6 +22,8 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+
+pub use performance::Measured;
 
 use crate::atomic;
 use crate::failure::Failure;

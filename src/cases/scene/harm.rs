@@ -11,6 +11,7 @@ use tokio::task::JoinHandle;
 use super::{Scene, millis};
 use crate::client::{Observation, RequestFailure, RequestFailureKind, Transport};
 use crate::engine::readiness::lists_instance;
+use crate::evidence::Measured;
 use crate::failure::{Class, Failure};
 use crate::plan::guard::service_name;
 use crate::prompt::Prompt;
@@ -515,6 +516,14 @@ impl Scene<'_> {
     /// Environment, if it cannot be written.
     pub fn keep(&self, file: &str, document: &impl serde::Serialize) -> Result<(), Failure> {
         self.dir.json(file, document)
+    }
+
+    /// Keeps measurements beside the result.
+    ///
+    /// # Errors
+    /// Environment, if they cannot be written; Inconclusive, if one of them is none.
+    pub fn keep_measured(&self, measured: &Measured<'_>) -> Result<(), Failure> {
+        self.dir.performance(measured)
     }
 
     /// How long something is waited for that a request may wait for.
