@@ -1,12 +1,16 @@
 //! The OpenAI client. It reports what it saw and judges nothing.
 //!
-//! - [`transport`]: one bounded HTTP exchange, and every way it can fail.
+//! - [`transport`]: one bounded HTTP exchange.
+//! - `failure`: every way in which a request can fail.
 //! - `parse`: a response body becomes an [`Observation`].
+//! - [`stream`]: the same requests, streamed, with the time of every token.
 //!
-//! Every request is greedy and not streamed, and asks for what an oracle needs: who served it
+//! Every request is greedy, and asks for what an oracle needs: who served it
 //! (`nvext.worker_id`), the generated token ids, and the two best log-probabilities a token.
 
+mod failure;
 pub(crate) mod parse;
+pub mod stream;
 pub mod transport;
 
 use std::time::Duration;
@@ -15,10 +19,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::failure::Failure;
-pub use transport::{RequestFailure, RequestFailureKind, Transport};
+pub use failure::{RequestFailure, RequestFailureKind};
+pub use transport::Transport;
 
 /// Header that pins a request to one worker, by its instance id in decimal.
 pub(crate) const PIN_HEADER: &str = "x-dynamo-worker-instance-id";
+
+/// What every request asks of Dynamo beside the answer.
+pub(crate) const EXTRA_FIELDS: [&str; 3] = ["worker_id", "timing", "completion_token_ids"];
 
 /// A prompt as it is sent.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -135,7 +143,7 @@ pub(crate) fn body(completion: &Completion) -> serde_json::Value {
         "ignore_eos": completion.ignore_eos,
         "logprobs": 2,
         "return_tokens_as_token_ids": true,
-        "nvext": {"extra_fields": ["worker_id", "timing", "completion_token_ids"]},
+        "nvext": {"extra_fields": EXTRA_FIELDS},
     });
     if let Some(salt) = &completion.cache_salt {
         body["cache_salt"] = json!(salt);

@@ -3,7 +3,8 @@
 use serde_json::Value;
 
 use super::Observation;
-use super::transport::{Reply, RequestFailureKind, excerpt};
+use super::failure::{RequestFailureKind, excerpt};
+use super::transport::Reply;
 
 /// Reads a `/v1/completions` response. The label is the caller's name for the request.
 pub(super) fn observation(reply: &Reply, label: &str) -> Result<Observation, RequestFailureKind> {
@@ -108,16 +109,18 @@ fn smallest_top2_gap(raw: &Value, tokens: usize) -> Option<f64> {
     }
     let mut smallest = f64::INFINITY;
     for top in tops {
-        let mut values: Vec<f64> = top
-            .as_object()?
-            .values()
-            .filter_map(Value::as_f64)
-            .collect();
-        values.sort_by(|a, b| b.total_cmp(a));
-        let [first, second, ..] = values[..] else {
-            return None;
-        };
-        smallest = smallest.min(first - second);
+        let values = top.as_object()?.values();
+        smallest = smallest.min(top2_gap(values.filter_map(Value::as_f64))?);
     }
     Some(smallest)
+}
+
+/// What lies between the best and the second best; `None` where there are not two.
+pub(super) fn top2_gap(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    values.sort_by(|a, b| b.total_cmp(a));
+    match values[..] {
+        [first, second, ..] => Some(first - second),
+        _ => None,
+    }
 }

@@ -287,6 +287,8 @@ async fn run(door: Arc<Door>, listener: TcpListener) -> ExitCode {
 }
 
 #[cfg(test)]
+mod stream_tests;
+#[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
