@@ -24,6 +24,8 @@ use rustix::process::{Pid, Signal, kill_process};
 const NAME: &str = "phase1";
 /// Generous: it only bounds a test that has gone wrong.
 const LONG: Duration = Duration::from_secs(120);
+/// One round of a measurement says as much as seven.
+const ONE_ROUND: [(&str, &str); 2] = [("PHASE1_REPEATS", "1"), ("PHASE1_WARM_UP", "0")];
 
 macro_rules! promises {
     ($($name:ident),* $(,)?) => {
@@ -95,6 +97,7 @@ impl Machine {
             .env("PHASE1_STATE_DIR", self.path("s"))
             .env("PHASE1_RUNS_DIR", self.path("runs"))
             .env("PHASE1_CACHE_DIR", self.path("cache"))
+            .envs(ONE_ROUND)
             .current_dir(env!("CARGO_MANIFEST_DIR"));
         command
     }
@@ -135,6 +138,7 @@ impl Machine {
             .env_remove("NEXTEST_PROFILE")
             .env_remove("PHASE1_PROFILE")
             .env_remove("PHASE1_REQUIRE")
+            .envs(ONE_ROUND)
             .env("CARGO_TERM_COLOR", "never")
             .current_dir(env!("CARGO_MANIFEST_DIR"));
         command

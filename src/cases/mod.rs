@@ -10,6 +10,7 @@ pub mod tc01_generation;
 pub mod tc02_local_dram;
 pub mod tc03_peer_transfer;
 pub mod tc04_guard;
+pub mod tc05_performance;
 pub mod tc06_recovery;
 
 use crate::engine::BoxFuture;
@@ -62,6 +63,7 @@ pub const PHASE1: &[Case] = &[
     tc02_local_dram::CASE,
     tc03_peer_transfer::CASE,
     tc04_guard::CASE,
+    tc05_performance::CASE,
     tc06_recovery::CASE,
 ];
 

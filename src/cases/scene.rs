@@ -7,6 +7,7 @@ mod counters;
 pub mod harm;
 mod oracle;
 mod requests;
+pub mod streamed;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::Arm;
 use crate::client::Client;
+use crate::client::stream::Streams;
 use crate::config::Config;
 use crate::config::profile::Tc02;
 use crate::evidence::ArmDir;
@@ -46,6 +48,7 @@ pub struct Scene<'a> {
     blocks: Geometry,
     salt: String,
     client: Client,
+    streams: Streams,
     scraper: Scraper,
     kept: Kept,
     dir: ArmDir,
@@ -144,6 +147,7 @@ impl<'a> Scene<'a> {
                 config.run_id, stack.generation, arm.name, stack.variant
             ),
             client: Client::new(&stack.plan.frontend_url, deadline)?,
+            streams: Streams::new(&stack.plan.frontend_url, deadline)?,
             scraper: Scraper::new(SCRAPE_DEADLINE.min(deadline))?,
             kept: Kept::new(&stack.reference_dir),
             config,
@@ -242,7 +246,8 @@ impl<'a> Scene<'a> {
 
     /// Whether prompts are the same in every run, and a salt makes them cold. Where the router has
     /// to hint in spite of a state agent there can be none.
-    fn is_salted(&self) -> bool {
+    #[must_use]
+    pub fn is_salted(&self) -> bool {
         self.arm.wants.salted(&self.config.profile)
     }
 

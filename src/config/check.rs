@@ -219,6 +219,7 @@ impl Check<'_> {
                 profile.tc02.extra_shared_sections,
             ),
             ("tc02.evict_target", profile.tc02.evict_target),
+            ("performance.blocks", profile.performance.blocks),
         ] {
             if value == 0 {
                 self.say(path, "must be at least 1");

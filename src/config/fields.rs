@@ -193,6 +193,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("performance.dedicated", "dedicated", Kind::Switch, Defaulted, "nothing else uses the devices: performance is judged, and not only measured"),
     field("performance.repeats", "repeats", REPEATS, Defaulted, "rounds of tc05 in which each arm is measured once [7]"),
     field("performance.warm_up", "warm-up", REPEATS, Defaulted, "rounds before them that do not count [1]"),
+    field("performance.blocks", "perf-blocks", BLOCKS, Defaulted, "whole blocks of each prompt that tc05 measures [16]"),
     field("performance.seed", "perf-seed", U64, Defaulted, "what the order of tc05's arms follows from [1]"),
     field("performance.cold_ttft_ratio_max", "cold-ttft-ratio-max", Kind::Fraction, Optional, "most that the time to first token may be with nothing to hit, as a share of that without KVCR"),
     field("performance.local_ttft_ratio_max", "local-ttft-ratio-max", Kind::Fraction, Optional, "the same of a hit in the worker's own tier: 0.8 is a fifth less"),

@@ -336,6 +336,8 @@ pub struct Performance {
     pub repeats: usize,
     /// Rounds before them that do not.
     pub warm_up: usize,
+    /// Whole blocks of a measured prompt.
+    pub blocks: u32,
     /// What the order of the arms, and the ends of intervals, follow from.
     pub seed: u64,
     /// Of the time to the first token, with KVCR and nothing to hit.
@@ -354,6 +356,7 @@ impl Default for Performance {
             dedicated: false,
             repeats: 7,
             warm_up: 1,
+            blocks: 16,
             seed: 1,
             cold_ttft_ratio_max: None,
             local_ttft_ratio_max: None,

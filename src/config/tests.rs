@@ -73,6 +73,7 @@ fn sample(field: &Field) -> &'static str {
         "performance.dedicated" => "true",
         "performance.repeats" => "8",
         "performance.warm_up" => "2",
+        "performance.blocks" => "12",
         "performance.seed" => "44",
         "performance.cold_ttft_ratio_max" => "1.2",
         "performance.local_ttft_ratio_max" => "0.5",

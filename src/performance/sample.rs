@@ -76,7 +76,8 @@ impl Metric {
     pub fn of(self, sample: &Sample) -> Option<f64> {
         match self {
             Self::Ttft => Some(sample.ttft_ms),
-            Self::Itl => middle(&sample.itl_ms),
+            // Tokens that arrive together have no time between them.
+            Self::Itl => middle(&sample.itl_ms).filter(|ms| *ms > 0.0),
             Self::EndToEnd => Some(sample.end_to_end_ms),
         }
     }

@@ -48,6 +48,7 @@ fn without_the_product_the_tests_take_the_simulated_stack_and_say_so() {
             "tc02::extra",
             "tc02::evict",
             "tc04",
+            "tc05::guard",
             "tc06",
         ];
         for line in list.out.lines() {

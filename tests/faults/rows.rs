@@ -321,10 +321,10 @@ pub(crate) const ROWS: &[Row] = &[
     every("finish_reason_absent", Skew, ENDED).live(),
     row("token_dropped", of_requests!(Product, "answer_is_complete")).live(),
     row("stops_early", of_requests!(Product, "answer_is_complete")).live(),
-    unseen("stream_without_done", STREAMS),
-    unseen("stream_cut", STREAMS),
-    unseen("stream_error_frame", STREAMS),
-    unseen("stream_stalls", STREAMS),
+    row("stream_without_done", &[(TIERS, Product, ENDED)]).only(STREAMS),
+    row("stream_cut", &[(TIERS, Product, ENDED)]).only(STREAMS),
+    row("stream_error_frame", &[(TIERS, Product, ENDED)]).only(STREAMS),
+    row("stream_stalls", &[(TIERS, Product, ENDED)]).with(SHORT).only(STREAMS),
     row("hint_dead_peer", TARGET_FAILED),
     row("hint_missing", PEER_HIT),
     every("registration_lost", Product, ENDED).live(),
@@ -395,7 +395,7 @@ pub(crate) const ROWS: &[Row] = &[
     unseen("ignores_sigterm@worker0", "SIGKILL ends it when its patience is over; how long a stop takes is no case's claim"),
 
     // The Guard.
-    row("", &[]).with(ONE_KILL).only(&["tc04", "tc06"]),
+    row("", &[]).with(ONE_KILL).only(&["tc04", SERVED, "tc06"]),
     row("", &[]).with(HEARTBEAT).only(&[HUNG]),
     row("promotion_never", &[
         (PROTECTION, Product, "guard_takes_over[worker0]"),
@@ -416,7 +416,8 @@ pub(crate) const ROWS: &[Row] = &[
     row("guard_corrupts", &[
         (PROTECTION, Product, "tokens_equal_reference[kept0]"),
         (RECOVERY, Product, "guard_hits"),
-    ]).with(ONE_KILL).only(DEATHS),
+        (SERVED, Product, "tokens_equal_reference[round0.guard]"),
+    ]).with(ONE_KILL).only(SERVICE),
     row("guard_dies", &[
         (PROTECTION, Product, "guard_takes_over[worker0]"),
         (REPLACEMENT, Product, "guard_takes_over[worker0]"),

@@ -49,11 +49,13 @@ const HUNG: &str = "tc04::hung_worker";
 const DIGEST: &str = "tc04::digest_mismatch";
 const CLAIM: &str = "tc04::claim_refused";
 const BOTH_DIE: &str = "tc04::both_die";
+const TIERS: &str = "tc05::tiers";
+const SERVED: &str = "tc05::guard";
 const RECOVERY: &str = "tc06::recovery";
 const COST: &str = "tc06::cost_curve";
 
 /// The columns.
-pub(crate) const ARMS: [&str; 28] = [
+pub(crate) const ARMS: [&str; 30] = [
     COLD,
     WARM_DEVICE,
     WARM_TIER,
@@ -80,6 +82,8 @@ pub(crate) const ARMS: [&str; 28] = [
     DIGEST,
     CLAIM,
     BOTH_DIE,
+    TIERS,
+    SERVED,
     RECOVERY,
     COST,
 ];
@@ -87,6 +91,8 @@ pub(crate) const ARMS: [&str; 28] = [
 /// Arms of thousands of tokens. Where a row does not name them they are left out: what they have
 /// beside the shorter ones is their length.
 const LONG: [&str; 2] = [NO_SOURCE, LARGE];
+/// Arms that repeat what others do once, to measure it. They run where a row names them.
+const MEASURED: [&str; 2] = [TIERS, SERVED];
 
 /// An arm that goes red, and how.
 type Red = (&'static str, Class, &'static str);
@@ -151,7 +157,9 @@ impl Row {
             }
             let named = self.red.iter().copied().find(|(red, ..)| *red == arm);
             let untouched = named.is_none() && self.rest.is_none();
-            if untouched && !self.switches.is_empty() && LONG.contains(&arm) {
+            let left_out =
+                untouched && LONG.contains(&arm) || named.is_none() && MEASURED.contains(&arm);
+            if left_out && !self.switches.is_empty() {
                 return Cell::NotRun;
             }
             match (named, self.rest) {
@@ -251,12 +259,14 @@ const OWN_TIER_TEXT: &[Red] = &[
     (WARM_TIER, Product, "tokens_equal_reference[warm]"),
     (FULL, Product, "tokens_equal_reference[load]"),
     (PREFIX, Product, "tokens_equal_reference[one_short]"),
+    (TIERS, Product, "tokens_equal_reference[round0.local]"),
 ];
 /// KVCR's own tier gives less than the reference could reuse.
 const OWN_TIER_HIT: &[Red] = &[
     (WARM_TIER, Product, "hit_as_reference_reuses[warm]"),
     (FULL, Product, "hit_as_reference_reuses[load]"),
     (PREFIX, Product, "hit_as_reference_reuses[one_short]"),
+    (TIERS, Product, "hit_as_reference_reuses[round0.local]"),
 ];
 /// A hit is not the one that the reference reuses, wherever there is one.
 const EVERY_HIT: &[Red] = &[
@@ -281,6 +291,7 @@ const PEER_TEXT: &[Red] = &[
     (CONCURRENT, Product, "tokens_equal_reference[hinted0]"),
     (TWICE, Product, "tokens_equal_reference[one]"),
     (LARGE, Product, "tokens_equal_reference[asked]"),
+    (TIERS, Product, "tokens_equal_reference[round0.peer]"),
 ];
 /// A peer gives nothing, and nothing is counted as failed.
 const PEER_HIT: &[Red] = &[
@@ -291,6 +302,7 @@ const PEER_HIT: &[Red] = &[
     (TWICE, Product, "hit_as_reference_reuses[one]"),
     (NO_SOURCE, Inconclusive, "peer_was_asked"),
     (LARGE, Product, "hit_as_reference_reuses[asked]"),
+    (TIERS, Product, "hit_as_reference_reuses[round0.peer]"),
 ];
 /// A transfer that ended badly is counted by its target.
 const TARGET_FAILED: &[Red] = &[
@@ -362,6 +374,7 @@ const SOURCE_BLOCKS: &[Red] = &[
     (CONCURRENT, Product, "blocks_to_peer[worker0]"),
     (TWICE, Product, "blocks_to_peer[worker0]"),
     (LARGE, Product, "blocks_to_peer[worker0]"),
+    (TIERS, Product, "round0.blocks_to_peer[worker0]"),
 ];
 /// Tokens of the prompt, by where they came from, are not what the arm claims.
 const TOKENS_BY_SOURCE: &[Red] = &[
@@ -378,6 +391,7 @@ const TOKENS_BY_SOURCE: &[Red] = &[
     (TWICE, Product, "tokens_computed[worker1]"),
     (NO_SOURCE, Product, "tokens_computed[worker0]"),
     (LARGE, Product, "tokens_computed[worker1]"),
+    (TIERS, Product, "round0.tokens_computed[worker1]"),
 ];
 
 /// Settings under which a lie is seen before a person loses patience.
@@ -404,8 +418,10 @@ const HEARTBEAT_IMPATIENT: &[&str] = &["--guard", "--heartbeat-timeout-ms=1000",
 const WITHOUT_DEATHS: &[&str] = &["tc01", "tc02"];
 /// One arm for each thing that a takeover can get wrong.
 const DEATHS: &[&str] = &[PROTECTION, REPLACEMENT, RECOVERY];
-
-const STREAMS: &str = "no case streams yet; TC-05 does (the front door's own tests see it)";
+/// The same, and times of what a Guard serves.
+const SERVICE: &[&str] = &[PROTECTION, REPLACEMENT, RECOVERY, SERVED];
+/// The only case that streams.
+const STREAMS: &[&str] = &[TIERS];
 
 include!("rows.rs");
 

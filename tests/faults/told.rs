@@ -110,7 +110,8 @@ pub(crate) fn printed(output: &Output) -> String {
 pub(crate) fn run(row: &Row) -> Told {
     let machine = Machine::new();
     let lie = format!("--sim-faults={}", row.switches);
-    let mut args = vec!["run"];
+    // One round of a measurement says as much as seven.
+    let mut args = vec!["run", "--repeats=1", "--warm-up=0"];
     for word in row.arms().chain(row.flags.iter().copied()) {
         args.push(word);
     }

@@ -175,7 +175,7 @@ impl Scene<'_> {
         Ok(reuse)
     }
 
-    async fn reference_engine(&mut self) -> Result<WorkerInfo, Failure> {
+    pub(super) async fn reference_engine(&mut self) -> Result<WorkerInfo, Failure> {
         let began = Instant::now();
         let started = self.lease.reference().await;
         self.told.timings.reference_start += millis(began);

@@ -154,22 +154,33 @@ impl Scene<'_> {
         target: &WorkerInfo,
         cache_salt: Option<String>,
     ) -> Result<Exchange, Failure> {
-        let max_tokens = self.config.profile.request.max_tokens;
-        fits(label, prompt, max_tokens, &self.config.profile)?;
         Ok(Exchange {
             client: self.client.clone(),
             dir: self.dir.clone(),
             label: label.to_owned(),
             process: target.process.clone(),
-            completion: Completion {
-                model: target.served_model.clone(),
-                prompt: prompt.input(),
-                max_tokens,
-                ignore_eos: true,
-                worker: Some(target.instance_id),
-                cache_salt,
-            },
+            completion: self.completion(label, prompt, target, cache_salt)?,
             prompt: prompt.clone(),
+        })
+    }
+
+    /// What is asked of `target`.
+    pub(super) fn completion(
+        &self,
+        label: &str,
+        prompt: &Prompt,
+        target: &WorkerInfo,
+        cache_salt: Option<String>,
+    ) -> Result<Completion, Failure> {
+        let max_tokens = self.config.profile.request.max_tokens;
+        fits(label, prompt, max_tokens, &self.config.profile)?;
+        Ok(Completion {
+            model: target.served_model.clone(),
+            prompt: prompt.input(),
+            max_tokens,
+            ignore_eos: true,
+            worker: Some(target.instance_id),
+            cache_salt,
         })
     }
 

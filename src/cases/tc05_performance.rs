@@ -1,0 +1,125 @@
+//! TC-05: what a hit is worth. The same prompt is computed by an engine without KVCR (`off`),
+//! computed with it (`cold`), loaded from the worker's own tier (`local`), fetched from a peer
+//! (`peer`), and fetched from the Guard of a dead peer (`guard`); each is streamed and timed.
+//!
+//! The functional verdict is that each was what it claims, by its own answer and by the counters of
+//! every round, and that all answered alike: nothing is fast that is wrong. Times are judged where
+//! the profile says that its devices are dedicated ([`crate::performance::judge`]); they are evidence
+//! everywhere.
+//!
+//! What is measured is the same worker in all arms with KVCR: worker 1. Worker 0 is the peer, and in
+//! `tc05::guard` the one that is dead.
+
+mod room;
+mod rounds;
+
+use super::scene::Scene;
+use super::scene::streamed::Whom;
+use super::seed::introduce;
+use super::takeover::{
+    Held, KNOCKS, VICTIM, WITNESS, bring_back, held_blocks, knock, taken_over, taken_over_once,
+};
+use super::{Arm, Case};
+use crate::engine::BoxFuture;
+use crate::failure::Failure;
+use crate::gate::Wants;
+use crate::performance::Arm as Way;
+use crate::prompt::Prompt;
+use crate::stack::protocol::Mode;
+use rounds::Rounds;
+
+/// The case.
+pub const CASE: Case = Case {
+    id: "tc05",
+    title: "performance arms",
+    arms: &[
+        Arm {
+            name: "tc05::tiers",
+            claim: "a prompt that is computed, loaded from the worker's own tier, or fetched from a peer is just that in every round, and answered as without KVCR",
+            mode: Mode::Exclusive,
+            wants: Wants::DenseHints,
+            story: tiers,
+        },
+        Arm {
+            name: "tc05::guard",
+            claim: "a prompt that the Guard of a dead peer serves is just that in every round, and answered as without KVCR",
+            mode: Mode::Exclusive,
+            wants: Wants::Guards,
+            story: guard,
+        },
+    ],
+};
+
+fn tiers<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
+    Box::pin(async move {
+        let ways = [Way::Off, Way::Cold, Way::Local, Way::Peer];
+        let mut rounds = Rounds::new(scene, &ways)?;
+        room::for_local(scene, ways.len() as u64)?;
+        rounds.ask_reference(scene).await?;
+        introduce(scene, VICTIM, WITNESS).await?;
+        for round in 0..rounds.count() {
+            rounds.seed_peer(scene, round).await?;
+            rounds.seed_local(scene, round).await?;
+            rounds.measure(scene, round, &[VICTIM, WITNESS]).await?;
+        }
+        rounds.conclude(scene)
+    })
+}
+
+fn guard<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
+    Box::pin(async move {
+        let ways = [Way::Off, Way::Cold, Way::Local, Way::Guard];
+        let mut rounds = Rounds::new(scene, &ways)?;
+        room::for_local(scene, ways.len() as u64)?;
+        let held = Held {
+            knocks: knocks(scene),
+            kept: rounds.prompts().to_vec(),
+        };
+        room::for_held(scene, held.all().len() as u64)?;
+        rounds.ask_reference(scene).await?;
+        let knocks: Vec<_> = held
+            .knocks
+            .iter()
+            .map(|(label, p)| (label.as_str(), p))
+            .collect();
+        scene.reference(&knocks).await?;
+
+        held.seed(scene, VICTIM).await?;
+        let blocks = held_blocks(scene, VICTIM, "seeded").await?;
+        let kill = scene.kill(VICTIM).await?;
+        if taken_over(scene, &kill, blocks).await?.is_some()
+            && knock(scene, &held, &kill.log).await?.hit
+        {
+            for round in 0..rounds.count() {
+                rounds.seed_local(scene, round).await?;
+                rounds.measure(scene, round, &[WITNESS]).await?;
+            }
+            rounds.conclude(scene)?;
+            taken_over_once(scene, &kill)?;
+        }
+        bring_back(scene, VICTIM).await?;
+        Ok(())
+    })
+}
+
+fn knocks(scene: &Scene<'_>) -> Vec<(String, Prompt)> {
+    let labels = (0..KNOCKS).map(|number| format!("knock{number}"));
+    labels
+        .map(|label| {
+            let prompt = scene.prompt(&label, rounds::length(scene));
+            (label, prompt)
+        })
+        .collect()
+}
+
+/// Who is asked, and under which salt, in one way.
+fn addressed(scene: &Scene<'_>, way: Way, round: usize) -> (Whom, Option<String>) {
+    let own = || Some(scene.salt_of(&format!("{way}{round}")));
+    match way {
+        Way::Off => (Whom::Reference, own()),
+        Way::Cold | Way::Local => (Whom::Worker(WITNESS), own()),
+        // Where a state agent runs, the router hints no request with a salt.
+        Way::Peer => (Whom::Worker(WITNESS), scene.is_salted().then(own).flatten()),
+        Way::Guard => (Whom::Worker(WITNESS), None),
+    }
+}

@@ -1,0 +1,59 @@
+//! Whether the caches are large enough for what the story keeps in them.
+
+use super::rounds;
+use crate::cases::scene::Scene;
+use crate::failure::Failure;
+
+/// Blocks by which a flood is larger than the caches that it empties.
+pub(super) const SPARE: u64 = 8;
+
+/// Blocks that have to go through worker 1 until neither its device nor its host tier has what was
+/// there before.
+///
+/// # Errors
+/// Inconclusive, if nobody knows how large the host tier is.
+pub(super) async fn flood(scene: &mut Scene<'_>, worker: usize) -> Result<u64, Failure> {
+    Ok(scene.device_blocks().max(scene.host_blocks(worker).await?) + SPARE)
+}
+
+/// KVCR's tier has to hold what is to be loaded from it beside a whole flood, and what the `ways`
+/// of a round add.
+pub(super) fn for_local(scene: &Scene<'_>, ways: u64) -> Result<(), Failure> {
+    let profile = &scene.config().profile;
+    let page = scene.blocks().page_bytes.unwrap_or(u64::MAX);
+    let host = profile.kvcr.primary_bytes / page.max(1);
+    let flood = scene.device_blocks().max(host) + SPARE;
+    // The last block of each of two fillers at the most is not full, and takes no slot.
+    fits(
+        scene,
+        flood + (ways + 1) * each(scene),
+        "a flood, and the prompts of a round",
+    )
+}
+
+/// A pool has to hold all prompts of the dead worker.
+pub(super) fn for_held(scene: &Scene<'_>, prompts: u64) -> Result<(), Failure> {
+    fits(
+        scene,
+        prompts * each(scene),
+        "every prompt that the Guard is to serve",
+    )
+}
+
+/// Blocks of a measured prompt and its answer.
+fn each(scene: &Scene<'_>) -> u64 {
+    scene.blocks().full(rounds::length(scene)) + 1
+}
+
+fn fits(scene: &Scene<'_>, needed: u64, what: &str) -> Result<(), Failure> {
+    let slots = u64::from(scene.config().profile.kvcr.dram_slots);
+    if needed <= slots {
+        return Ok(());
+    }
+    Err(
+        Failure::environment("KVCR's tier is too small for this arm")
+            .expected(format!("kvcr.dram_slots of at least {needed}: {what}"))
+            .found(slots)
+            .hint("raise it (--dram-slots), or measure less (--perf-blocks, --repeats)"),
+    )
+}
