@@ -148,7 +148,7 @@ pub struct NoSample {
     pub why: String,
 }
 
-/// One line a sample. What is written is what [`read`] gives back, to the last bit.
+/// One line a sample. What is written is what [`read()`] gives back, to the last bit.
 ///
 /// # Errors
 /// If a time is not finite, negative, or zero where it cannot be.
@@ -162,7 +162,7 @@ pub fn write(samples: &[Sample]) -> Result<String, NoSample> {
     lines.collect()
 }
 
-/// Reads what [`write`] wrote.
+/// Reads what [`write()`] wrote.
 ///
 /// # Errors
 /// At the first line that is no sample.
