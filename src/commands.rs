@@ -57,11 +57,11 @@ impl Ended {
         match self {
             Self::Failed(failure) => failed(&failure),
             Self::By(Cause::Interrupt) => {
-                eprintln!("interrupted; what was starting is stopped");
+                errln!("interrupted; what was starting is stopped");
                 ExitCode::from(INTERRUPTED)
             }
             Self::By(Cause::Terminate) => {
-                eprintln!("terminated while the stack was starting; `kvcr-phase1 down` stops it");
+                errln!("terminated while the stack was starting; `kvcr-phase1 down` stops it");
                 ExitCode::from(FAILED)
             }
         }
@@ -114,7 +114,7 @@ fn hold(config: &Config, case: &str, mode: Mode) -> Result<Held, Ended> {
 pub fn record(config: &Config, directory: &Path) -> ExitCode {
     match write_down(config, directory) {
         Ok(path) => {
-            println!("{}", path.display());
+            outln!("{}", path.display());
             ExitCode::SUCCESS
         }
         Err(ended) => ended.exit(),
@@ -160,18 +160,18 @@ fn bring_up(config: &Config, detach: bool) -> Result<(), Ended> {
         lease,
     } = hold(config, "up", Mode::Shared)?;
     let spec = &prepared.spec;
-    println!("{}", describe(lease.stack()));
+    outln!("{}", describe(lease.stack()));
     if spec.simulated {
-        println!("{NOTICE}");
+        outln!("{NOTICE}");
     }
     if detach {
-        println!(
+        outln!(
             "warm for {} s without use; `kvcr-phase1 down` stops it now",
             spec.keep_seconds
         );
         return Ok(());
     }
-    println!("held until Ctrl-C");
+    outln!("held until Ctrl-C");
     let gone = runtime()?.block_on(async {
         let mut look = tokio::time::interval(std::time::Duration::from_millis(200));
         loop {
@@ -186,7 +186,7 @@ fn bring_up(config: &Config, detach: bool) -> Result<(), Ended> {
         return Err(failure.into());
     }
     for downed in admin::down(&spec.state_dir, Some(&spec.fingerprint), false)? {
-        println!("{downed}");
+        outln!("{downed}");
     }
     Ok(())
 }
@@ -221,14 +221,14 @@ pub fn status(config: &Config, json: bool) -> ExitCode {
     };
     if json {
         match serde_json::to_string_pretty(&stacks) {
-            Ok(text) => println!("{text}"),
+            Ok(text) => outln!("{text}"),
             Err(error) => return failed(&Failure::environment("no JSON").found(error)),
         }
     } else if stacks.is_empty() {
-        println!("no stack runs, and none left anything behind");
+        outln!("no stack runs, and none left anything behind");
     } else {
         for stack in &stacks {
-            println!("{}", describe_status(stack));
+            outln!("{}", describe_status(stack));
         }
     }
     ExitCode::SUCCESS
@@ -273,13 +273,13 @@ fn describe_status(status: &Status) -> String {
 pub fn down(config: &Config, force: bool) -> ExitCode {
     match admin::down(&config.paths.state, None, force) {
         Ok(downed) if downed.iter().all(admin::Downed::is_nothing) => {
-            println!("nothing to stop");
+            outln!("nothing to stop");
             ExitCode::SUCCESS
         }
         Ok(downed) => {
             let all = downed.iter().all(admin::Downed::is_down);
             for one in downed.iter().filter(|one| !one.is_nothing()) {
-                println!("{one}");
+                outln!("{one}");
             }
             if all {
                 ExitCode::SUCCESS
@@ -299,14 +299,14 @@ pub fn render(config: &Config, json: bool) -> ExitCode {
     });
     match plan {
         Ok(plan) if json => match serde_json::to_string_pretty(&plan) {
-            Ok(text) => println!("{text}"),
+            Ok(text) => outln!("{text}"),
             Err(error) => return failed(&Failure::environment("no JSON").found(error)),
         },
         Ok(plan) => {
             if config.profile.engine.kind.is_simulated() {
-                println!("# {NOTICE}");
+                outln!("# {NOTICE}");
             }
-            print!("{}", plan::render(&plan));
+            out!("{}", plan::render(&plan));
         }
         Err(failure) => return failed(&failure),
     }
@@ -335,7 +335,7 @@ pub fn doctor(config: &Config, args: &gate::cli::DoctorArgs) -> ExitCode {
 /// Usage, if there is no such result.
 pub fn replay(config: &Config, what: &str, began: Instant) -> Result<ExitCode, UsageError> {
     let (path, result) = recorded(config, what)?;
-    eprintln!("replaying {} of {}", result.name, path.display());
+    errln!("replaying {} of {}", result.name, path.display());
     // The profile as it was resolved then, not as its file reads now.
     let again = Config {
         profile_name: result.profile_name,
@@ -399,7 +399,7 @@ fn neighbours(result: &Path) -> String {
 }
 
 fn failed(failure: &Failure) -> ExitCode {
-    eprintln!("{failure}");
+    errln!("{failure}");
     ExitCode::from(FAILED)
 }
 

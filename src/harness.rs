@@ -61,7 +61,7 @@ pub fn main(cases: &'static [Case]) -> ExitCode {
     match trials(cases, program, args, began) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error}");
+            errln!("error: {error}");
             ExitCode::from(USAGE)
         }
     }
@@ -76,7 +76,7 @@ fn trials(
     let (own, rest) = config::split_args(args.into_iter())?;
     // libtest-mimic ends the process with its own help, which does not know our flags.
     if rest.iter().any(|arg| arg == "--help" || arg == "-h") {
-        println!("{}\n", config::help_table());
+        outln!("{}\n", config::help_table());
     }
     let mut libtest = Arguments::from_iter(std::iter::once(program).chain(rest));
     // One conversation with the stack at a time; more would only queue for the lease.
@@ -93,7 +93,7 @@ fn trials(
     let update = match snapshot::refuse_falsifying(&config.insta) {
         Ok(update) => update,
         Err(failure) => {
-            eprintln!("{failure}");
+            errln!("{failure}");
             return Ok(ExitCode::from(CONTRACT));
         }
     };
@@ -178,7 +178,7 @@ fn trials(
     // nextest reads only the exit code: a name that matches nothing, or was gated since it was
     // listed, would pass.
     if runner.config.under_nextest && libtest.exact && !libtest.list && selected != 1 {
-        eprintln!(
+        errln!(
             "harness: --exact {:?} selects {selected} runnable trials, expected 1; {}",
             libtest.filter.as_deref().unwrap_or_default(),
             first_gate(&libtest, &decisions)
@@ -191,7 +191,7 @@ fn trials(
         return Ok(conclusion.exit_code());
     }
     if simulated {
-        eprintln!("harness: {NOTICE}");
+        errln!("harness: {NOTICE}");
     }
     if runner.interrupt.cause() == Some(Cause::Interrupt) {
         stop(&runner);
@@ -199,8 +199,8 @@ fn trials(
     }
     if conclusion.num_passed + conclusion.num_failed == 0 {
         match any {
-            true => eprintln!("harness: nothing ran; {}", first_gate(&libtest, &decisions)),
-            false => eprintln!("harness: nothing ran; the filters leave no arm"),
+            true => errln!("harness: nothing ran; {}", first_gate(&libtest, &decisions)),
+            false => errln!("harness: nothing ran; the filters leave no arm"),
         }
         return Ok(ExitCode::from(CONTRACT));
     }
@@ -299,9 +299,9 @@ fn stop(runner: &Runner) {
     match admin::down(state, Some(&prepared.spec.fingerprint), false) {
         Ok(downed) => {
             for one in downed {
-                eprintln!("{one}");
+                errln!("{one}");
             }
         }
-        Err(failure) => eprintln!("{failure}"),
+        Err(failure) => errln!("{failure}"),
     }
 }

@@ -5,6 +5,12 @@
 //! ([`telemetry`]), both become a [`verdict`], and everything that was seen becomes
 //! evidence ([`evidence`]). `docs/design.md` draws the whole picture.
 
+// Those panic when nobody reads any more; `terminal` has what does not.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
+#[macro_use]
+mod terminal;
+
 mod atomic;
 pub mod cases;
 pub mod client;
@@ -29,6 +35,5 @@ pub mod snapshot;
 pub mod stack;
 pub mod surface;
 pub mod telemetry;
-mod terminal;
 pub mod timeline;
 pub mod verdict;

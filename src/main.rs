@@ -1,6 +1,9 @@
 //! `kvcr-phase1`: the commands. Only parsing is here; see [`kvcr_phase1::commands`].
 
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 use std::ffi::OsString;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -90,7 +93,7 @@ fn main() -> ExitCode {
     match dispatch(args, began) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error}");
+            let _ = writeln!(std::io::stderr(), "error: {error}");
             ExitCode::from(USAGE)
         }
     }

@@ -180,7 +180,12 @@ fn text(output: &Output) -> String {
 
 /// Arms that the simulated stack of these tests can tell: it has a dense model and no Guards.
 fn told() -> Vec<&'static str> {
-    let here = [Wants::Any, Wants::SaltedHints, Wants::DenseSaltedHints];
+    let here = [
+        Wants::Any,
+        Wants::Hints,
+        Wants::DenseHints,
+        Wants::StaleHints,
+    ];
     let all = PHASE1.iter().flat_map(|case| case.arms);
     all.filter(|arm| here.contains(&arm.wants))
         .map(|arm| arm.name)

@@ -243,7 +243,7 @@ impl<'a> Scene<'a> {
     /// Whether prompts are the same in every run, and a salt makes them cold. Where the router has
     /// to hint in spite of a state agent there can be none.
     fn is_salted(&self) -> bool {
-        self.arm.wants != Wants::Guards
+        self.arm.wants.salted(&self.config.profile)
     }
 
     fn asked_salt(&self) -> Option<String> {
@@ -268,7 +268,7 @@ impl<'a> Scene<'a> {
 
 /// Why the arm's reference cannot be compared with a pin, where it cannot.
 fn unpinned(config: &Config, arm: &Arm, variant: u64) -> Option<String> {
-    if arm.wants == Wants::Guards && variant > 0 {
+    if !arm.wants.salted(&config.profile) && variant > 0 {
         return Some("its prompts are new with every lease".to_owned());
     }
     let resized = arm.wants == Wants::States && config.profile.tc02 != Tc02::default();

@@ -1,8 +1,9 @@
 //! A worker that holds prompts, and a router that knows it: how every story of peers begins.
 
 use super::scene::Scene;
-use crate::failure::Failure;
+use crate::failure::{Class, Failure};
 use crate::prompt::Prompt;
+use crate::verdict::Check;
 
 /// Blocks of a seeded prompt.
 pub(super) const BLOCKS: u64 = 8;
@@ -27,4 +28,58 @@ pub(super) async fn seed(
         stored += blocks.full(seen.prompt_tokens);
     }
     scene.router_knows(known, stored).await
+}
+
+/// Hinted requests of which one has to be served by a peer that was started again.
+const INTRODUCTIONS: usize = 2;
+
+/// Has `source` serve `target` once, where one of the stack's workers is not the one of its
+/// bring-up: the first transfer between two of which one is new is refused, and the next one is
+/// not (`docs/findings/guard.md`). From then on nothing is forgiven.
+pub(super) async fn introduce(
+    scene: &mut Scene<'_>,
+    source: usize,
+    target: usize,
+) -> Result<(), Failure> {
+    if !scene.has_replacements() {
+        return Ok(());
+    }
+    scene.expect_lines_of_strangers();
+    let prompts: Vec<(String, Prompt)> = (0..INTRODUCTIONS)
+        .map(|number| {
+            let label = format!("introduction{number}_of_worker{source}");
+            let prompt = scene.prompt(&label, seeded_length(scene));
+            (label, prompt)
+        })
+        .collect();
+    let seeds: Vec<_> = prompts
+        .iter()
+        .map(|(label, prompt)| (format!("{label}.seed"), prompt))
+        .collect();
+    seed(scene, &seeds, source).await?;
+    let mut words = Vec::new();
+    let mut served = false;
+    for (label, prompt) in &prompts {
+        let attempt = scene.attempt(label, prompt, target).await?;
+        words.push(attempt.words());
+        let seen = attempt.outcome.as_ref().ok();
+        served = seen.is_some_and(|seen| seen.cached_tokens.is_some_and(|cached| cached > 0));
+        if served {
+            break;
+        }
+    }
+    let words = words.join("; ");
+    scene.note(format!(
+        "a worker was replaced, so worker{source} and worker{target} met first: {words}"
+    ));
+    scene.check(Check::new(
+        format!("peers_meet_again[worker{source}]"),
+        Class::Product,
+        served,
+        format_args!(
+            "one of {INTRODUCTIONS} hinted requests is served by a peer that was replaced"
+        ),
+        words,
+    ));
+    Ok(())
 }

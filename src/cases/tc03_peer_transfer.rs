@@ -7,7 +7,7 @@
 
 use super::flow::Flow;
 use super::scene::{Deltas, Scene};
-use super::seed::{BLOCKS, seed, seeded_length};
+use super::seed::{BLOCKS, introduce, seed, seeded_length};
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
 use crate::failure::{Class, Failure};
@@ -37,49 +37,49 @@ pub const CASE: Case = Case {
             name: "tc03::hinted_and_fresh",
             claim: "of two requests that reach worker 1 together the hinted one is served by worker 0's memory, and the fresh one is cold",
             mode: Mode::Exclusive,
-            wants: Wants::SaltedHints,
+            wants: Wants::Hints,
             story: hinted_and_fresh,
         },
         Arm {
             name: "tc03::partial_prefix_hint",
             claim: "prompts that share a beginning with what a peer holds get exactly the whole blocks they share",
             mode: Mode::Exclusive,
-            wants: Wants::SaltedHints,
+            wants: Wants::Hints,
             story: partial_prefix_hint,
         },
         Arm {
             name: "tc03::both_directions",
             claim: "each of two workers is served by the other's memory",
             mode: Mode::Exclusive,
-            wants: Wants::SaltedHints,
+            wants: Wants::Hints,
             story: both_directions,
         },
         Arm {
             name: "tc03::concurrent",
             claim: "eight hinted requests at once are each served by the peer, and the sums are exact",
             mode: Mode::Exclusive,
-            wants: Wants::SaltedHints,
+            wants: Wants::Hints,
             story: concurrent,
         },
         Arm {
             name: "tc03::twice_at_once",
             claim: "the same hinted prompt twice at once is served by the peer, once or twice, and the sums are exact",
             mode: Mode::Exclusive,
-            wants: Wants::SaltedHints,
+            wants: Wants::Hints,
             story: twice_at_once,
         },
         Arm {
             name: "tc03::no_source",
             claim: "a peer that is hinted and has nothing left says so: the prompt is computed, rightly, and both count it",
             mode: Mode::Exclusive,
-            wants: Wants::DenseSaltedHints,
+            wants: Wants::StaleHints,
             story: no_source,
         },
         Arm {
             name: "tc03::large",
             claim: "a prompt of 200 blocks is served by the peer to the block and the byte",
             mode: Mode::Exclusive,
-            wants: Wants::DenseSaltedHints,
+            wants: Wants::DenseHints,
             story: large,
         },
     ],
@@ -103,6 +103,7 @@ fn hinted_and_fresh<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fa
         scene.reference(&asked).await?;
         let reused = scene.reference_reused("hinted")?;
 
+        introduce(scene, 0, 1).await?;
         seed(scene, &[("seed".into(), &hinted)], 0).await?;
         let before = scene.counters("seeded").await?;
         let seen = scene
@@ -159,6 +160,7 @@ fn partial_prefix_hint<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(),
             .iter()
             .map(|(label, seeded, _)| (format!("{label}.seed"), seeded))
             .collect();
+        introduce(scene, 0, 1).await?;
         seed(scene, &seeds, 0).await?;
         let before = scene.counters("seeded").await?;
         let (mut target, mut source) = (Flow::default(), Flow::default());
@@ -188,6 +190,8 @@ fn both_directions<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fai
         let asked = [0, 1].map(|at| (prompts[at].0, &prompts[at].1));
         scene.reference(&asked).await?;
 
+        introduce(scene, 0, 1).await?;
+        introduce(scene, 1, 0).await?;
         for (worker, (label, prompt)) in asked.iter().enumerate() {
             seed(scene, &[(format!("{label}.seed"), prompt)], worker).await?;
         }
@@ -234,6 +238,7 @@ fn concurrent<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>
             .iter()
             .map(|(label, prompt)| (format!("{label}.seed"), prompt))
             .collect();
+        introduce(scene, 0, 1).await?;
         seed(scene, &seeds, 0).await?;
         let before = scene.counters("seeded").await?;
         let at_once: Vec<_> = asked
@@ -264,6 +269,7 @@ fn twice_at_once<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failu
         scene.reference(&[("prompt", &prompt)]).await?;
         let hit = scene.reference_reused("prompt")?;
 
+        introduce(scene, 0, 1).await?;
         seed(scene, &[("seed".into(), &prompt)], 0).await?;
         let before = scene.counters("seeded").await?;
         let seen = scene
@@ -372,6 +378,7 @@ fn large<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
         scene.reference(&[("prompt", &prompt)]).await?;
         let hit = scene.reference_reused("prompt")?;
 
+        introduce(scene, 0, 1).await?;
         seed(scene, &[("seed".into(), &prompt)], 0).await?;
         let before = scene.counters("seeded").await?;
         let seen = scene.ask("asked", &prompt, 1).await?;

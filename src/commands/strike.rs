@@ -39,7 +39,7 @@ pub struct StrikeArgs {
 pub fn strike(config: &Config, args: &StrikeArgs) -> ExitCode {
     let done = hold(config, "strike", Mode::Exclusive).and_then(|held| {
         if held.prepared.spec.simulated {
-            println!("{NOTICE}");
+            outln!("{NOTICE}");
         }
         let Held {
             interrupt, lease, ..
@@ -50,7 +50,7 @@ pub fn strike(config: &Config, args: &StrikeArgs) -> ExitCode {
                 cause = interrupt.seen(), if !args.stop => Err(Ended::By(cause)),
                 done = carry_out(lease, args) => done.map_err(Ended::Failed),
                 _ = interrupt.seen(), if args.stop => {
-                    println!("it goes on");
+                    outln!("it goes on");
                     Ok(())
                 }
             }
@@ -69,16 +69,16 @@ async fn carry_out(lease: &Lease, args: &StrikeArgs) -> Result<(), Failure> {
     };
     if args.stop {
         let struck = lease.strike(&args.process, part, Blow::Stop).await?;
-        println!("{}: stands still until Ctrl-C", describe(&struck));
+        outln!("{}: stands still until Ctrl-C", describe(&struck));
         return std::future::pending().await;
     }
     for round in 1..=args.times {
         let mut logs = Logs::from_now(lease);
         let struck = lease.strike(&args.process, part, Blow::Kill).await?;
-        println!("{round}: {}", describe(&struck));
+        outln!("{round}: {}", describe(&struck));
         let said = |what: &str, at: u64| {
             let since = at.saturating_sub(struck.monotonic_ns);
-            println!("{:>12.3} ms  {what}", since as f64 / 1e6);
+            outln!("{:>12.3} ms  {what}", since as f64 / 1e6);
         };
         for who in &struck.hit {
             let death = lease.death_of(*who, FOLLOWS_WITHIN).await?;
@@ -95,7 +95,7 @@ async fn carry_out(lease: &Lease, args: &StrikeArgs) -> Result<(), Failure> {
                     );
                 }
                 Err(failure) if lease.broken().is_some() => return Err(failure),
-                Err(_) => println!("{:>12} ms  its parent does not follow", "-"),
+                Err(_) => outln!("{:>12} ms  its parent does not follow", "-"),
             }
         }
         match lease.replace(&args.process, Changes::default()).await? {
@@ -114,7 +114,7 @@ async fn carry_out(lease: &Lease, args: &StrikeArgs) -> Result<(), Failure> {
             Replaced::Refused(refusal) => return Err(refusal.failure),
         }
         for (process, line) in logs.new_lines() {
-            println!("  {process}: {line}");
+            outln!("  {process}: {line}");
         }
     }
     Ok(())

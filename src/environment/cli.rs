@@ -43,7 +43,7 @@ pub fn cli(command: &EnvCommand, profile: &Profile, cache: &Path) -> ExitCode {
         Ok(code) => code,
         Err(failure) => {
             drop(reporter); // clears its line before another is printed
-            eprintln!("{failure}");
+            errln!("{failure}");
             ExitCode::FAILURE
         }
     }
@@ -77,42 +77,42 @@ fn run(
             };
             let installed = install(&request, reporter)?;
             reporter.done(&format!("The `{name}` environment is ready."));
-            println!("python  {}", installed.program.path().display());
-            println!("model   {}", installed.model.display());
+            outln!("python  {}", installed.program.path().display());
+            outln!("model   {}", installed.model.display());
             if let Some(overlay) = &installed.overlay {
-                println!("overlay {}", overlay.display());
+                outln!("overlay {}", overlay.display());
             }
             match &installed.etcd {
-                Some(etcd) => println!("etcd    {}", etcd.display()),
-                None => println!("etcd    none: discovery through files"),
+                Some(etcd) => outln!("etcd    {}", etcd.display()),
+                None => outln!("etcd    none: discovery through files"),
             }
             Ok(ExitCode::SUCCESS)
         }
         EnvCommand::List { json } => {
             let entries = inventory::list(cache);
             match json {
-                true => println!("{}", json_list(&entries)),
+                true => outln!("{}", json_list(&entries)),
                 false if entries.is_empty() => {
-                    println!("Nothing is installed in {}.", cache.display())
+                    outln!("Nothing is installed in {}.", cache.display())
                 }
-                false => println!("{}", table(&entries)),
+                false => outln!("{}", table(&entries)),
             }
             Ok(ExitCode::SUCCESS)
         }
         EnvCommand::Remove { what } => {
             let removal = inventory::remove(cache, what)?;
             for entry in &removal.removed {
-                println!(
+                outln!(
                     "removed {} ({})",
                     entry.full_name(),
                     space::bytes(entry.bytes)
                 );
             }
             for (entry, why) in &removal.kept {
-                eprintln!("kept {}: {why}", entry.full_name());
+                errln!("kept {}: {why}", entry.full_name());
             }
             if removal.removed.is_empty() && removal.kept.is_empty() {
-                println!("Nothing is installed in {}.", cache.display());
+                outln!("Nothing is installed in {}.", cache.display());
             }
             Ok(match removal.kept.is_empty() {
                 true => ExitCode::SUCCESS,

@@ -81,7 +81,7 @@ impl Lines {
     fn line(&mut self, text: &str) {
         // A wait reports the same step again and again; a log needs it once.
         if self.last != text {
-            eprintln!("[{:6.1}s] {text}", self.started.elapsed().as_secs_f64());
+            errln!("[{:6.1}s] {text}", self.started.elapsed().as_secs_f64());
             self.last = text.to_owned();
         }
     }
@@ -143,7 +143,7 @@ impl Reporter for Spinner {
     fn done(&mut self, text: &str) {
         self.finish_step();
         self.bar.finish_and_clear();
-        eprintln!("{text}");
+        errln!("{text}");
     }
 }
 

@@ -19,8 +19,8 @@ pub struct DoctorArgs {
 pub fn cli(args: &DoctorArgs, inputs: &Inputs<'_>) -> ExitCode {
     let report = doctor(inputs);
     match args.json {
-        true => println!("{}", report.json()),
-        false => println!("{}", report.table(terminal::columns())),
+        true => outln!("{}", report.json()),
+        false => outln!("{}", report.table(terminal::columns())),
     }
     match report.runnable {
         true => ExitCode::SUCCESS,

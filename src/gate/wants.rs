@@ -14,10 +14,12 @@ pub enum Wants {
     /// Any.
     #[default]
     Any,
-    /// One whose router hints requests that carry a cache salt: none with a state agent does.
-    SaltedHints,
+    /// One whose router hints.
+    Hints,
     /// The same, with a dense model: the story counts blocks where a hybrid model has pages.
-    DenseSaltedHints,
+    DenseHints,
+    /// The same, where the router goes on hinting at what a peer's tiers have lost.
+    StaleHints,
     /// One with a hybrid model: a hit stands on the state at its end, too.
     States,
     /// One in which a Guard stands behind each of at least two workers.
@@ -36,12 +38,17 @@ impl Wants {
             hint: hint.to_owned(),
         };
         match self {
-            Self::SaltedHints | Self::DenseSaltedHints if guarded => gated(
-                "a stack without a state agent: with one the router hints no request that carries a cache salt",
+            Self::Hints | Self::DenseHints if guarded && states > 0 => gated(
+                "a stack without a state agent: with one the router hints no prompt whose states are stored",
+                format!("kvcr.guard = true, {states} state groups"),
+                "leave --guard out for this case",
+            ),
+            Self::StaleHints if guarded => gated(
+                "a stack without a state agent: with one the router does not hint at what a peer's tiers have lost",
                 "kvcr.guard = true".to_owned(),
                 "leave --guard out for this case",
             ),
-            Self::DenseSaltedHints if states > 0 => gated(
+            Self::DenseHints | Self::StaleHints if states > 0 => gated(
                 "a dense model: the caches are filled by the block",
                 format!("{states} state groups"),
                 "use a profile with a dense model",
@@ -62,11 +69,23 @@ impl Wants {
                 "pass --workers=2",
             ),
             Self::Any
-            | Self::SaltedHints
-            | Self::DenseSaltedHints
+            | Self::Hints
+            | Self::DenseHints
+            | Self::StaleHints
             | Self::States
             | Self::Guards => Decision::Runnable,
         }
+    }
+
+    /// Whether requests may carry a cache salt: where a state agent runs, the router hints none
+    /// that does.
+    #[must_use]
+    pub fn salted(self, profile: &Profile) -> bool {
+        let hints = matches!(
+            self,
+            Self::Hints | Self::DenseHints | Self::StaleHints | Self::Guards
+        );
+        !(hints && profile.kvcr.guard)
     }
 }
 
@@ -84,10 +103,28 @@ mod tests {
         for flags in [&[][..], &["--guard"]] {
             assert_eq!(decide(Wants::Any, flags), None);
         }
-        assert_eq!(decide(Wants::SaltedHints, &[]), None);
+        for flags in [&[][..], &["--guard"]] {
+            assert_eq!(decide(Wants::Hints, flags), None);
+            assert_eq!(decide(Wants::DenseHints, flags), None);
+        }
+        assert_eq!(decide(Wants::StaleHints, &[]), None);
         assert_eq!(
-            decide(Wants::SaltedHints, &["--guard"]).as_deref(),
+            decide(Wants::StaleHints, &["--guard"]).as_deref(),
             Some("kvcr.guard = true")
+        );
+        let hybrid = &[
+            "--block-tokens=256",
+            "--hit-block-tokens=256",
+            "--ssm-groups=3",
+        ];
+        assert_eq!(decide(Wants::Hints, hybrid), None);
+        for wants in [Wants::DenseHints, Wants::StaleHints] {
+            assert_eq!(decide(wants, hybrid).as_deref(), Some("3 state groups"));
+        }
+        let guarded = [&hybrid[..], &["--guard"]].concat();
+        assert_eq!(
+            decide(Wants::Hints, &guarded).as_deref(),
+            Some("kvcr.guard = true, 3 state groups")
         );
         assert_eq!(decide(Wants::Guards, &["--guard"]), None);
         assert_eq!(
@@ -98,5 +135,17 @@ mod tests {
             decide(Wants::Guards, &["--guard", "--workers=1"]).as_deref(),
             Some("topology.workers = 1")
         );
+    }
+
+    #[test]
+    fn only_a_state_agent_keeps_hinted_requests_from_their_salt() {
+        let salted = |wants: Wants, flags: &[&str]| wants.salted(&cpu(flags).profile);
+        for wants in [Wants::Any, Wants::Hints, Wants::DenseHints, Wants::States] {
+            assert!(salted(wants, &[]), "{wants:?}");
+        }
+        assert!(salted(Wants::Any, &["--guard"]));
+        for wants in [Wants::Hints, Wants::DenseHints, Wants::Guards] {
+            assert!(!salted(wants, &["--guard"]), "{wants:?}");
+        }
     }
 }

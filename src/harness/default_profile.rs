@@ -20,7 +20,7 @@ pub(super) fn load(own: OwnArgs, env: &dyn EnvSource) -> Result<Config, UsageErr
         missing.is_some().then_some(SIMULATED)
     })?;
     if let (Some(lock), true) = (missing, config.profile.engine.kind.is_simulated()) {
-        eprintln!(
+        errln!(
             "harness: the `{lock}` environment is not installed, so this is the simulated stack: \
              it proves the harness, never the product; for the product: \
              `kvcr-phase1 run --profile cpu`, or `cargo run --release -- run`"

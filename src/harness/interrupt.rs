@@ -119,7 +119,7 @@ fn listen(
                 _ = term.recv() => Cause::Terminate,
             };
             if seen.load(Ordering::SeqCst) != 0 {
-                eprintln!("interrupted again: leaving now, the supervisor stops the stack");
+                errln!("interrupted again: leaving now, the supervisor stops the stack");
                 last_words();
                 #[expect(
                     clippy::disallowed_methods,
@@ -128,7 +128,7 @@ fn listen(
                 std::process::exit(130);
             }
             if cause == Cause::Interrupt {
-                eprintln!("interrupted: finishing the evidence; Ctrl-C again leaves at once");
+                errln!("interrupted: finishing the evidence; Ctrl-C again leaves at once");
             }
             seen.store(if cause == Cause::Interrupt { 1 } else { 2 }, Ordering::SeqCst);
             flag.store(true, Ordering::SeqCst);

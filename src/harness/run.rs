@@ -82,13 +82,13 @@ pub fn run(
     let update = match snapshot::refuse_falsifying(&config.insta) {
         Ok(update) => update,
         Err(failure) => {
-            eprintln!("{failure}");
+            errln!("{failure}");
             return Ok(ExitCode::from(CONTRACT));
         }
     };
     let engine = config.profile.engine.kind;
     if engine.is_simulated() {
-        eprintln!("{NOTICE}");
+        errln!("{NOTICE}");
     }
     let mut reporter = progress::reporter_of(engine.is_simulated());
     let prepared = environment::ensure(&config.profile, &config.paths.cache, reporter.as_mut())
@@ -101,7 +101,7 @@ pub fn run(
     if let Ok(prepared) = &prepared
         && let Ok(plan) = prepared.blueprint.canonical_plan()
     {
-        eprintln!(
+        errln!(
             "{}discovery: {} ({})",
             table::mark(engine),
             plan.discovery.backend,
@@ -119,7 +119,7 @@ pub fn run(
     let mut results: Vec<ArmResult> = Vec::new();
     let (chosen, gated) = told_here(&runner.config, select::arms(&all, filters), filters);
     if let Some(failure) = refused(&gated, chosen.is_empty()) {
-        eprintln!("{failure}");
+        errln!("{failure}");
         return Ok(ExitCode::from(FAILED));
     }
     for arm in &chosen {
@@ -129,15 +129,15 @@ pub fn run(
         match runner.run(arm, progress::reporter_of(engine.is_simulated()).as_mut()) {
             Ok(result) => {
                 if let Some(message) = arm::message(&result) {
-                    eprintln!("{}: {message}", table::marked(engine, arm.name));
+                    errln!("{}: {message}", table::marked(engine, arm.name));
                 }
                 if let Some(lost) = lost_between(results.last(), &result) {
-                    eprintln!("{}note: {lost}", table::mark(engine));
+                    errln!("{}note: {lost}", table::mark(engine));
                 }
                 results.push(result);
             }
             Err(failure) => {
-                eprintln!("{}: {failure}", table::marked(engine, arm.name));
+                errln!("{}: {failure}", table::marked(engine, arm.name));
                 return Ok(ExitCode::from(FAILED));
             }
         }
@@ -145,7 +145,7 @@ pub fn run(
     conclude(&runner, &results, &gated, began, software);
     if results.len() < chosen.len() {
         let rest: Vec<&str> = chosen[results.len()..].iter().map(|arm| arm.name).collect();
-        println!("{}not run: {}", table::mark(engine), rest.join(", "));
+        outln!("{}not run: {}", table::mark(engine), rest.join(", "));
     }
     if runner.interrupt.cause() == Some(Cause::Interrupt) {
         super::stop(&runner);
@@ -247,21 +247,21 @@ fn conclude(
     began: Instant,
     software: f64,
 ) {
-    println!("{}", table::verdicts(results, terminal::columns()));
+    outln!("{}", table::verdicts(results, terminal::columns()));
     for result in results {
         if let Pin::Missing { name } = &result.pin {
-            println!(
+            outln!(
                 "{}: no pinned reference {name}.snap (see CONTRIBUTING.md)",
                 table::marked(result.engine, &result.name)
             );
         }
         for note in &result.notes {
             let name = table::marked(result.engine, &result.name);
-            println!("{name}: note: {note}");
+            outln!("{name}: note: {note}");
         }
     }
     for line in gated_lines(gated) {
-        println!("{}{line}", table::mark(runner.config.profile.engine.kind));
+        outln!("{}{line}", table::mark(runner.config.profile.engine.kind));
     }
     let wall = began.elapsed().as_secs_f64() * 1000.0;
     let own: f64 = results.iter().map(|result| result.timings.harness).sum();
@@ -293,18 +293,18 @@ fn conclude(
     };
     let folder = runner.config.paths.runs.join(&runner.config.run_id);
     if let Err(failure) = write_json(&folder.join("run.json"), &document) {
-        eprintln!("{failure}");
+        errln!("{failure}");
     }
     let mark = table::mark(runner.config.profile.engine.kind);
-    println!("{mark}evidence: {}", folder.display());
+    outln!("{mark}evidence: {}", folder.display());
     let up = results.last().is_some_and(|result| result.stack.is_some());
     if up && runner.interrupt.cause().is_none() {
-        println!(
+        outln!(
             "{mark}the stack stays warm for {} s; `kvcr-phase1 down` stops it now",
             runner.config.profile.stack.keep_seconds
         );
     }
     if runner.config.profile.engine.kind.is_simulated() {
-        println!("{NOTICE}");
+        outln!("{NOTICE}");
     }
 }

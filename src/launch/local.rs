@@ -135,6 +135,7 @@ impl Child {
             pid: self.leader.pid(),
             start_ticks: self.leader.start_ticks(),
             log: self.log.clone(),
+            before: self.before,
         }
     }
 }

@@ -35,6 +35,7 @@ async fn stack(log: &Path) -> StackInfo {
         pid: 1,
         start_ticks: 1,
         log: log.to_owned(),
+        before: 0,
     });
     StackInfo {
         fingerprint: "f".into(),

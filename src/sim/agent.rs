@@ -64,7 +64,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let ((settings, faults), discovery) = match given {
         Ok(given) => given,
         Err(why) => {
-            eprintln!("kv_state_agent: {why}");
+            errln!("kv_state_agent: {why}");
             return ExitCode::from(2);
         }
     };
@@ -74,7 +74,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         let served = async {
             let stop = entry::asked_to_stop()?;
             let _registered = serve(&agent, &discovery).await?;
-            println!(
+            outln!(
                 "KV state-agent host started with max_slots={}",
                 options.max_slots
             );
@@ -84,7 +84,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
             }
         };
         served.await.unwrap_or_else(|error: io::Error| {
-            eprintln!("kv_state_agent: {error}");
+            errln!("kv_state_agent: {error}");
             ExitCode::FAILURE
         })
     })
@@ -112,7 +112,7 @@ async fn serve(agent: &Arc<Agent>, discovery: &std::path::Path) -> io::Result<Re
         // Like the real one, it goes on without.
         match TcpListener::bind(format!("127.0.0.1:{port}")).await {
             Ok(listener) => answer(agent, listener),
-            Err(error) => eprintln!(
+            Err(error) => errln!(
                 "ERROR dynamo_runtime::system_status_server: \
                  Failed to bind to address 127.0.0.1:{port}: {error}"
             ),

@@ -52,7 +52,7 @@ pub struct Which {
 pub fn cli(command: &SimCommand, state: &Path) -> ExitCode {
     let done = match command {
         SimCommand::Faults => {
-            println!("{}\n{NOTICE}", catalogue(terminal::columns()));
+            outln!("{}\n{NOTICE}", catalogue(terminal::columns()));
             Ok(())
         }
         SimCommand::Tell { switches, which } => tell(state, which, switches),
@@ -61,7 +61,7 @@ pub fn cli(command: &SimCommand, state: &Path) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            errln!("{failure}");
             ExitCode::FAILURE
         }
     }
@@ -107,8 +107,8 @@ fn tell(state: &Path, which: &Which, switches: &[Switch]) -> Result<(), Failure>
         .map(|switch| format!("{switch}\n"))
         .collect();
     atomic::replace(&file, lines.as_bytes()).map_err(|error| unusable(&file, &error))?;
-    println!("{} tells now (simulated stack):", status.fingerprint);
-    print!("{lines}");
+    outln!("{} tells now (simulated stack):", status.fingerprint);
+    out!("{lines}");
     Ok(())
 }
 
@@ -117,7 +117,7 @@ fn honest(state: &Path, which: &Which) -> Result<(), Failure> {
     match std::fs::remove_file(&file) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(unusable(&file, &error)),
         _ => {
-            println!(
+            outln!(
                 "{} tells only what its profile says (simulated stack)",
                 status.fingerprint
             );

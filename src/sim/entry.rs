@@ -35,7 +35,7 @@ pub(crate) fn settings() -> Result<(Settings, Arc<Faults>), String> {
 
 /// The first line of every simulated process.
 pub(crate) fn announce(module: &str) {
-    println!("kvcr-phase1 sim: {module} (simulated; proves the harness, never the product)");
+    outln!("kvcr-phase1 sim: {module} (simulated; proves the harness, never the product)");
 }
 
 /// Nanoseconds of a clock; of `Monotonic`, every process of a host has the same.
@@ -53,7 +53,7 @@ pub(crate) fn run(module: &str, process: impl Future<Output = ExitCode>) -> Exit
     match runtime {
         Ok(runtime) => runtime.block_on(process),
         Err(error) => {
-            eprintln!("{module}: no runtime: {error}");
+            errln!("{module}: no runtime: {error}");
             ExitCode::FAILURE
         }
     }

@@ -267,7 +267,7 @@ impl Faults {
         state.from_file = seen.map(|_| {
             let text = std::fs::read_to_string(file).unwrap_or_default();
             parse_file(&text).unwrap_or_else(|why| {
-                eprintln!("sim: {}: {why}", file.display());
+                errln!("sim: {}: {why}", file.display());
                 Vec::new()
             })
         });

@@ -59,7 +59,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         Some("kvcr.kvcr_service") => service::main(args),
         Some("serve") => frontend::serve(args),
         _ => {
-            eprintln!("sim: {} is not simulated", module.display());
+            errln!("sim: {} is not simulated", module.display());
             ExitCode::from(USAGE)
         }
     }

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::plan::Plan;
 
 /// Bumped when either side would misread the other. Part of the fingerprint.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 
 /// A duration as messages carry it: whole milliseconds.
 #[must_use]
@@ -167,6 +167,8 @@ pub struct ProcessInfo {
     pub start_ticks: u64,
     /// Where its output goes.
     pub log: PathBuf,
+    /// How often its process of the plan was started before, in this generation.
+    pub before: u32,
 }
 
 /// A running stack.

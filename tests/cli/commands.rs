@@ -30,6 +30,7 @@ promises![
     a_replay_of_nothing_is_a_usage_error,
     a_supervisor_is_not_started_by_hand,
     every_command_that_a_text_names_is_one,
+    whoever_stops_reading_breaks_nothing,
 ];
 
 fn an_unknown_name_of_any_kind_names_the_nearest() {
@@ -407,5 +408,22 @@ fn collect(path: &Path, texts: &mut Vec<String>) {
         .is_some_and(|ending| ending == "rs" || ending == "md")
     {
         texts.push(fs::read_to_string(path).expect("a text"));
+    }
+}
+
+fn whoever_stops_reading_breaks_nothing() {
+    let place = Place::with_python();
+    let commands: &[&[&str]] = &[
+        &["status"],
+        &["down"],
+        &["env", "list"],
+        &["sim", "faults"],
+        &["render", "--profile", "sim"],
+        &["doctor", "--profile", "sim"],
+    ];
+    for command in commands {
+        let read = place.says(command).code;
+        let unread = place.command(command).unread().code();
+        assert_eq!(unread, read, "{command:?}");
     }
 }

@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use kvcr_phase1::stack::wait::{Look, until_blocking};
@@ -182,6 +182,18 @@ impl Typed {
 
     pub(crate) fn said(self) -> Said {
         self.start().end()
+    }
+
+    /// Carries it out for a reader who has left: standard output is a pipe without another end.
+    pub(crate) fn unread(mut self) -> ExitStatus {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        drop(reader);
+        let err = tempfile::tempfile().expect("a file");
+        let copy = err.try_clone().expect("a descriptor");
+        self.0.stdin(Stdio::null()).stdout(writer).stderr(copy);
+        let status = self.0.status().expect("it starts");
+        assert!(!text(&err).contains("panicked"), "{}", text(&err));
+        status
     }
 }
 

@@ -15,8 +15,9 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 fn main() -> ExitCode {
     let mut args = Arguments::from_args();
-    // Rows mostly wait for counters to settle, so more of them than cores go side by side.
-    args.test_threads.get_or_insert(4);
+    // A row waits four fifths of its time, for counters to settle and operations to be given up.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    args.test_threads.get_or_insert(4 * cores);
     let rows = table::ROWS.iter().map(|row| {
         Trial::test(format!("row::{}", row.name()), move || {
             let told = told::run(row);

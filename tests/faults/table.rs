@@ -135,8 +135,9 @@ impl Row {
         wants.into_iter().any(|wants| match wants {
             Wants::Any => true,
             Wants::Guards => guarded,
-            Wants::SaltedHints => !guarded,
-            Wants::DenseSaltedHints => !guarded && self.flags != HYBRID,
+            Wants::Hints => true,
+            Wants::DenseHints => self.flags != HYBRID,
+            Wants::StaleHints => !guarded && self.flags != HYBRID,
             Wants::States => self.flags == HYBRID,
         })
     }

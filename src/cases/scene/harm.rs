@@ -27,6 +27,18 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The most for one look at the front door.
 const LISTING_DEADLINE: Duration = Duration::from_secs(10);
 
+/// What a worker says whose peer is gone, or another than it knew.
+const OF_PEERS: &[&str] = &[
+    "KVCR operation",
+    "KVCR control",
+    "KVCR start_write setup failed",
+    "KVCR start_write submission failed",
+    "KVCR start_write failed",
+    "KVCR refusing unresolvable start_write",
+    "KVCR write_done notification failed",
+    "NIXL transfer progress failed",
+];
+
 /// The log of a Guard's service from some moment on.
 #[derive(Clone, Debug)]
 pub struct GuardLog {
@@ -511,19 +523,28 @@ impl Scene<'_> {
         Duration::from_secs(self.config.profile.request.deadline_seconds)
     }
 
+    /// Whether a worker of the stack is not the one of its bring-up.
+    #[must_use]
+    pub fn has_replacements(&self) -> bool {
+        self.stack.workers.iter().any(|worker| {
+            let processes = self.stack.processes.iter();
+            let mut own = processes.filter(|process| process.name == worker.process);
+            own.any(|process| process.before > 0)
+        })
+    }
+
+    /// Workers of which one was started again may refuse each other once, and say so.
+    pub fn expect_lines_of_strangers(&mut self) {
+        let workers = self.stack.workers.iter();
+        let expected = workers
+            .map(|worker| (worker.process.clone(), OF_PEERS))
+            .collect();
+        self.expect_lines(expected);
+    }
+
     /// A worker that was struck complains, and so does whoever was speaking with it. A Guard that
     /// took over refuses a peer that it does not know yet, and the peer introduces itself.
     fn expect_lines_after_harm(&mut self, victim: usize) {
-        const OF_PEERS: &[&str] = &[
-            "KVCR operation",
-            "KVCR control",
-            "KVCR start_write setup failed",
-            "KVCR start_write submission failed",
-            "KVCR start_write failed",
-            "KVCR refusing unresolvable start_write",
-            "KVCR write_done notification failed",
-            "NIXL transfer progress failed",
-        ];
         const OF_GUARD: &[&str] = &[
             "KVCR start_write setup failed",
             "KVCR refusing unresolvable start_write",
@@ -540,6 +561,10 @@ impl Scene<'_> {
             })
             .collect();
         expected.push((service_name(victim), OF_GUARD));
+        self.expect_lines(expected);
+    }
+
+    fn expect_lines(&mut self, expected: Vec<(String, &[&str])>) {
         for (process, words) in expected {
             for word in words {
                 let line = (process.clone(), (*word).to_owned());

@@ -160,7 +160,7 @@ impl Fleet {
             if let Some((_, Some(follower))) = state.engines.remove(&id) {
                 follower.abort();
             }
-            println!(" WARN dynamo_kv_router::sequences::multi_worker: Removing worker {id}");
+            outln!(" WARN dynamo_kv_router::sequences::multi_worker: Removing worker {id}");
         }
         state.agent = None;
         for registration in listed {
@@ -168,7 +168,7 @@ impl Fleet {
             if registration.component == AGENT {
                 state.agent = Some(registration);
             } else if !state.engines.contains_key(&id) {
-                println!(
+                outln!(
                     " WARN dynamo_kv_router::sequences::multi_worker: Adding worker WorkerWithDpRank {{ worker_id: {id}, dp_rank: 0 }}"
                 );
                 state.owners.extend(registration.owner.clone());

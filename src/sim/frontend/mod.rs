@@ -142,10 +142,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let backend = entry::variable("DYN_DISCOVERY_BACKEND").unwrap_or_default();
     let folder = entry::variable("DYN_FILE_KV").map(PathBuf::from);
     let Some(folder) = folder.filter(|_| backend != "etcd") else {
-        eprintln!("Exception: the simulated stack is discovered through files: DYN_FILE_KV");
+        errln!("Exception: the simulated stack is discovered through files: DYN_FILE_KV");
         return ExitCode::FAILURE;
     };
-    println!(
+    outln!(
         " INFO main.async_main: router_mode={} kv_cache_block_size={:?} discovery={}",
         flags.router_mode,
         flags.kv_cache_block_size,
@@ -213,7 +213,7 @@ fn parse<F: Parser>(args: impl IntoIterator<Item = OsString>) -> Result<F, ExitC
 fn read_settings() -> Result<Settings, ExitCode> {
     let read = entry::settings().map(|(settings, _)| settings);
     read.map_err(|why| {
-        eprintln!("{why}");
+        errln!("{why}");
         ExitCode::from(2)
     })
 }
@@ -226,7 +226,7 @@ fn start(door: io::Result<Door>, host: &str, port: u16) -> ExitCode {
     let (door, runtime) = match (door, runtime) {
         (Ok(door), Ok(runtime)) => (Arc::new(door), runtime),
         (Err(error), _) | (_, Err(error)) => {
-            eprintln!("Exception: {error}");
+            errln!("Exception: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -234,17 +234,17 @@ fn start(door: io::Result<Door>, host: &str, port: u16) -> ExitCode {
         let listener = match TcpListener::bind((host, port)).await {
             Ok(listener) => listener,
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-                eprintln!(
+                errln!(
                     "Exception: Failed to start HTTP server: port {port} already in use. Use --http-port to specify a different port."
                 );
                 return ExitCode::FAILURE;
             }
             Err(error) => {
-                eprintln!("Exception: Failed to start HTTP server: {error}");
+                errln!("Exception: Failed to start HTTP server: {error}");
                 return ExitCode::FAILURE;
             }
         };
-        println!(
+        outln!(
             " INFO dynamo_llm::http::service::service_v2: Starting HTTP(S) service protocol=\"HTTP\" address=\"{host}:{port}\""
         );
         run(door, listener).await
@@ -259,7 +259,7 @@ async fn run(door: Arc<Door>, listener: TcpListener) -> ExitCode {
     let stop = match entry::asked_to_stop() {
         Ok(stop) => stop,
         Err(error) => {
-            eprintln!("Exception: {error}");
+            errln!("Exception: {error}");
             return ExitCode::FAILURE;
         }
     };

@@ -209,7 +209,7 @@ impl Drop for Stamps {
         line.push('\n');
         let mut file = self.log.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = file.write_all(line.as_bytes()) {
-            eprintln!("write log: {error}");
+            errln!("write log: {error}");
         }
     }
 }

@@ -584,5 +584,5 @@ async fn a_thousand_streams_at_once() {
         assert!(whole && text.ends_with("data: [DONE]\n\n"));
         assert_eq!(text.matches("data: {").count(), 50);
     }
-    println!("1,000 streams of 50 tokens: {:?}", began.elapsed());
+    outln!("1,000 streams of 50 tokens: {:?}", began.elapsed());
 }

@@ -189,7 +189,7 @@ impl Shared {
     /// Why nothing is written.
     fn refusal(&self) -> Option<String> {
         if self.lies().tell(Fault::SourceDisabled) && !self.disabled.swap(true, Ordering::Relaxed) {
-            eprintln!(
+            errln!(
                 "ERROR kvcr.core: KVCR source progress stalled for 2372.0 ms (timeout: 1000 ms); \
                  new source writes disabled until restart"
             );

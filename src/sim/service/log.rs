@@ -50,7 +50,7 @@ pub(super) struct Log {
 
 impl Log {
     pub(super) fn to_stderr(level: Level) -> Self {
-        Self::new(level, |line| eprintln!("{line}"))
+        Self::new(level, |line| errln!("{line}"))
     }
 
     pub(super) fn new(level: Level, sink: impl Fn(&str) + Send + Sync + 'static) -> Self {

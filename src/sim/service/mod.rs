@@ -68,7 +68,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
     let (settings, faults) = match entry::settings() {
         Ok(given) => given,
         Err(why) => {
-            eprintln!("kvcr_service: {why}");
+            errln!("kvcr_service: {why}");
             return ExitCode::from(2);
         }
     };
@@ -84,7 +84,7 @@ pub fn main(args: impl Iterator<Item = OsString>) -> ExitCode {
         match ended {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
-                eprintln!("OSError: {error}");
+                errln!("OSError: {error}");
                 ExitCode::FAILURE
             }
         }

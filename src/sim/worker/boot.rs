@@ -79,12 +79,12 @@ pub fn stamp() -> String {
 pub fn log(place: &str, message: &str) {
     let now = stamp();
     let pid = getpid().as_raw_nonzero();
-    println!("(EngineCore pid={pid}) INFO {now} {place} {message}");
+    outln!("(EngineCore pid={pid}) INFO {now} {place} {message}");
 }
 
 fn runtime_log(level: &str, message: &str) {
     let now = jiff::Timestamp::now();
-    println!("{now:.6} {level} {message}");
+    outln!("{now:.6} {level} {message}");
 }
 
 #[derive(Deserialize)]
@@ -351,7 +351,7 @@ async fn pool(
     let (pool, claim) = match &kvcr.service {
         Some((socket, digest)) => {
             if kvcr.slots > 0 {
-                println!(
+                outln!(
                     "WARNING [manager.py:80] secondary_g2_slots is ignored when kvcr_service_socket_path is configured"
                 );
             }

@@ -14,7 +14,7 @@ pub async fn while_generating(faults: &Faults) {
     if faults.tell(Fault::Dies) {
         // All of the worker, as the kernel does it for want of memory or a person by hand.
         if let Err(error) = kill_process_group(getpgrp(), Signal::KILL) {
-            println!("ERROR sim: no signal: {error}");
+            outln!("ERROR sim: no signal: {error}");
         }
     }
     if faults.tell(Fault::Hangs) {
@@ -33,7 +33,7 @@ pub fn by(signal: Signal) {
     // The runtime's handler of SIGSEGV takes itself out of the way at the first one.
     for _ in 0..2 {
         if let Err(error) = kill_process(getpid(), signal) {
-            println!("ERROR sim: no signal: {error}");
+            outln!("ERROR sim: no signal: {error}");
         }
         if signal == Signal::STOP {
             return;
@@ -65,7 +65,7 @@ fn crash(exception: &str) {
     let pid = getpid().as_raw_nonzero();
     let now = stamp();
     let core = format!("(EngineCore pid={pid}) ERROR {now} [core.py:1520]");
-    println!(
+    outln!(
         "{core} EngineCore encountered a fatal error.\n\
          {core} Traceback (most recent call last):\n\
          {core}   File \"/env/vllm/v1/engine/core.py\", line 1511, in run_busy_loop\n\
@@ -86,7 +86,7 @@ pub fn leave_orphan() {
         .stdin(std::process::Stdio::null())
         .spawn();
     if let Err(error) = spawned {
-        println!("ERROR sim: no orphan: {error}");
+        outln!("ERROR sim: no orphan: {error}");
     }
 }
 

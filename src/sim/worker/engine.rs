@@ -394,7 +394,7 @@ impl Engine {
                 .collect();
             for (key, page) in new.iter().rev() {
                 if let Err(error) = host.put(*key, page) {
-                    println!("ERROR vllm.offloading: host tier: {error}");
+                    outln!("ERROR vllm.offloading: host tier: {error}");
                 }
             }
             let bytes = new.len() * self.parts.page_bytes;

@@ -58,18 +58,18 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let flags = match flags::parse(args) {
         Ok(flags) => flags,
         Err(flags::Refused::Usage(message)) => {
-            eprintln!("{message}");
+            errln!("{message}");
             return ExitCode::from(USAGE);
         }
         Err(flags::Refused::Config(exception)) => {
-            println!("{}", death::lines(&exception));
+            outln!("{}", death::lines(&exception));
             return ExitCode::FAILURE;
         }
     };
     let (settings, faults) = match entry::settings() {
         Ok(given) => given,
         Err(error) => {
-            eprintln!("error: {error}");
+            errln!("error: {error}");
             return ExitCode::from(USAGE);
         }
     };
@@ -86,7 +86,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            eprintln!("error: {error}");
+            errln!("error: {error}");
             return ExitCode::FAILURE;
         }
     };
@@ -105,7 +105,7 @@ async fn live(
     let mut stop = match signal(SignalKind::terminate()) {
         Ok(stop) => stop,
         Err(error) => {
-            eprintln!("error: {error}");
+            errln!("error: {error}");
             return 1;
         }
     };
@@ -120,7 +120,7 @@ async fn live(
     let running = match booted {
         Ok(running) => running,
         Err(Failed(exception)) => {
-            println!("{}", death::lines(&exception));
+            outln!("{}", death::lines(&exception));
             return 1;
         }
     };

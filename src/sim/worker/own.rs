@@ -184,7 +184,7 @@ fn store(pool: &Pool, around: &Surroundings, pages: Vec<(Key, Page)>) {
             match pool.fill(*key, page) {
                 Ok(evicted) => removed.extend(evicted),
                 Err(error) => {
-                    println!("WARNING kvcr.local_dram: KVCR local fill failed: {error}");
+                    outln!("WARNING kvcr.local_dram: KVCR local fill failed: {error}");
                     failed(began.elapsed());
                     return;
                 }

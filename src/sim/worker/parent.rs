@@ -20,7 +20,7 @@ pub(super) fn is_core() -> bool {
     let title = std::env::args_os().next();
     let core = title.is_some_and(|title| title == ENGINE_CORE);
     if core && let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-        println!("WARNING sim: an engine core may outlive its parent: {error}");
+        outln!("WARNING sim: an engine core may outlive its parent: {error}");
     }
     core
 }
@@ -41,7 +41,7 @@ pub(super) fn stand_before(args: &[OsString]) -> ExitCode {
     match ended {
         Ok(status) => end(status),
         Err(error) => {
-            eprintln!("OSError: {error}");
+            errln!("OSError: {error}");
             ExitCode::FAILURE
         }
     }
@@ -73,7 +73,7 @@ fn end(status: ExitStatus) -> ExitCode {
         None => ExitCode::from(u8::try_from(status.code().unwrap_or(1)).unwrap_or(1)),
         Some(Signal::KILL) => {
             let now = stamp();
-            println!(
+            outln!(
                 "(APIServer pid={pid}) ERROR {now} [core_client.py:760] Engine core proc EngineCore died unexpectedly, shutting down client.\n\
                  vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause.",
                 pid = std::process::id()

@@ -353,7 +353,7 @@ impl Engine {
         if let Some(host) = &self.parts.host {
             for (key, page) in arrived.iter().rev() {
                 if let Err(error) = host.put(*key, page) {
-                    println!("ERROR vllm.offloading: host tier: {error}");
+                    outln!("ERROR vllm.offloading: host tier: {error}");
                 }
             }
         }

@@ -52,7 +52,7 @@ pub fn told(faults: &Faults, events_port: Option<u16>, primary_bytes: u64) -> Op
 pub fn end(ending: &Ending) -> u8 {
     match ending {
         Ending::Exception(exception) => {
-            println!("{}", death::lines(exception));
+            outln!("{}", death::lines(exception));
             1
         }
         Ending::Quietly => 0,
