@@ -403,6 +403,8 @@ impl<'a> Cursor<'a> {
 }
 
 #[cfg(test)]
+mod handed;
+#[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 

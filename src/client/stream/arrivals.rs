@@ -1,7 +1,7 @@
 //! What came over the wire and when, before anybody has looked into it.
 //!
 //! While a stream runs nothing else is kept: bytes and stamps. What they mean is
-//! [`super::understand`]'s, afterwards, so that streams do not disturb each other's stamps.
+//! [`super::understand()`]'s, afterwards, so that streams do not disturb each other's stamps.
 
 use hyper::body::Bytes;
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,7 @@
 //! Server-sent events, from bytes as they arrived to frames that carry the stamp of the bytes
 //! which completed them.
 //!
-//! Framing only: what a frame says is [`super::chunk`]'s.
+//! Framing only: what a frame says is `chunk`'s.
 //!
 //! No crate does this for us; all three that are kept were read and tried. `sse-stream` 0.3.0
 //! follows the standard and is fast, but drops comments, in which Dynamo says why a stream failed

@@ -149,7 +149,7 @@ async fn a_disconnect_is_seen_on_the_other_side() {
     let seen = Streams::new(&front.url, PATIENCE).unwrap().ask(&ask).await;
     assert_eq!(seen.outcome, Outcome::Disconnected);
     assert!((3..100).contains(&seen.chunks()), "{}", seen.chunks());
-    front.until("dynamo_frontend_disconnected_clients{").await;
+    front.until("dynamo_frontend_disconnected_clients 1").await;
 }
 
 async fn built_in(pace: Duration, log: Option<PathBuf>) -> Front {
