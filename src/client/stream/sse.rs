@@ -3,7 +3,7 @@
 //!
 //! Framing only: what a frame says is `chunk`'s.
 //!
-//! No crate does this for us; all three that are kept were read and tried. `sse-stream` 0.3.0
+//! No crate does this for us; the code of the three that are kept was read. `sse-stream` 0.3.0
 //! follows the standard and is fast, but drops comments, in which Dynamo says why a stream failed
 //! (`event: error`, then `: worker died`), throws the unfinished frame at the end of a body away
 //! without a word, so that a stream which was cut cannot be told from one that ended, and stops
