@@ -167,7 +167,9 @@ pub struct ProcessInfo {
     pub start_ticks: u64,
     /// Where its output goes.
     pub log: PathBuf,
-    /// How often its process of the plan was started before, in this generation.
+    /// How often its process of the plan was started before, in this generation. A supervisor of
+    /// an older version does not say, and has to be found and stopped all the same.
+    #[serde(default)]
     pub before: u32,
 }
 
