@@ -78,7 +78,7 @@ impl Row {
             .collect();
         let ms = Estimate::of(&values, seed);
         let to_off = Ratio::paired(&both, seed);
-        let words = words(arm, &ms, &to_off);
+        let words = words(metric, arm, &ms, &to_off);
         Self {
             metric,
             arm,
@@ -89,7 +89,12 @@ impl Row {
     }
 }
 
-fn words(arm: Arm, ms: &Result<Estimate, Unusable>, to_off: &Result<Ratio, Unusable>) -> String {
+fn words(
+    metric: Metric,
+    arm: Arm,
+    ms: &Result<Estimate, Unusable>,
+    to_off: &Result<Ratio, Unusable>,
+) -> String {
     let times = match ms {
         Ok(Estimate {
             count,
@@ -98,6 +103,9 @@ fn words(arm: Arm, ms: &Result<Estimate, Unusable>, to_off: &Result<Ratio, Unusa
             high,
             ..
         }) => format!("{median:.2} ms ({low:.2} to {high:.2}) in {count} rounds"),
+        Err(Unusable::Value { value: 0.0, .. }) if metric == Metric::Itl => {
+            return "most tokens arrived together, with no time between them".to_owned();
+        }
         Err(why) => return why.to_string(),
     };
     match to_off {

@@ -76,8 +76,7 @@ impl Metric {
     pub fn of(self, sample: &Sample) -> Option<f64> {
         match self {
             Self::Ttft => Some(sample.ttft_ms),
-            // Tokens that arrive together have no time between them.
-            Self::Itl => middle(&sample.itl_ms).filter(|ms| *ms > 0.0),
+            Self::Itl => middle(&sample.itl_ms),
             Self::EndToEnd => Some(sample.end_to_end_ms),
         }
     }

@@ -6,6 +6,8 @@
 use std::thread;
 use std::time::Duration;
 
+use rand::rngs::ChaCha8Rng;
+use rand::{RngExt, SeedableRng};
 use serde::{Deserialize, Serialize};
 use tokio::runtime;
 use tokio::sync::oneshot;
@@ -50,7 +52,7 @@ impl Schedule {
         }
         let mut random = match *self {
             Self::Fixed { .. } => None,
-            Self::Poisson { seed, .. } => Some(SplitMix(seed)),
+            Self::Poisson { seed, .. } => Some(ChaCha8Rng::seed_from_u64(seed)),
         };
         let mut seconds = 0.0;
         let times = (0..requests).map(|number| {
@@ -60,26 +62,11 @@ impl Schedule {
                 Some(_) => seconds,
             };
             if let Some(random) = &mut random {
-                seconds += -(1.0 - random.unit()).ln() / per_second;
+                seconds += -(1.0 - random.random::<f64>()).ln() / per_second;
             }
             Duration::try_from_secs_f64(at).unwrap_or(Duration::MAX)
         });
         Ok(times.collect())
-    }
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014): the same numbers from the same seed, in every version.
-struct SplitMix(u64);
-
-impl SplitMix {
-    /// Between 0 and 1, without 1.
-    fn unit(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^= z >> 31;
-        (z >> 11) as f64 / (1_u64 << 53) as f64
     }
 }
 
