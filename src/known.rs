@@ -3,7 +3,8 @@
 //! A release that is red every night for the same reason hides the next reason. So a profile may
 //! name a defect: the arm then passes *because* the check fails, and every report says so. It is
 //! strict: a named defect that does not show any more turns the arm red, until it is taken out of
-//! the profile. Nothing but a check of class Product can be excused.
+//! the profile. A race shows in some runs only: the name of its check ends with `?`, and it is said
+//! where it shows. Nothing but a check of class Product can be excused.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,32 +14,43 @@ use serde::{Deserialize, Serialize};
 use crate::failure::Class;
 use crate::verdict::Check;
 
+/// A check that a defect makes fail.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Shown {
+    /// Its name up to its `[`.
+    pub name: String,
+    /// Not in every run: written with a `?` behind the name.
+    pub sometimes: bool,
+}
+
+impl fmt::Display for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        f.write_str(if self.sometimes { "?" } else { "" })
+    }
+}
+
 /// One defect: `tc03::partial_prefix_hint no_useless_transfer,blocks_to_peer: why`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Known {
     /// The arm that sees it.
     pub arm: String,
-    /// Names of the checks that fail of it, each up to its `[`.
-    pub checks: Vec<String>,
+    /// Checks that fail of it.
+    pub checks: Vec<Shown>,
     /// What is known, best with where to read on.
     pub because: String,
 }
 
 impl Known {
     fn names(&self, check: &Check) -> bool {
-        self.checks.iter().any(|known| known == base(check))
+        self.checks.iter().any(|known| known.name == base(check))
     }
 }
 
 impl fmt::Display for Known {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} {}: {}",
-            self.arm,
-            self.checks.join(","),
-            self.because
-        )
+        let checks: Vec<String> = self.checks.iter().map(ToString::to_string).collect();
+        write!(f, "{} {}: {}", self.arm, checks.join(","), self.because)
     }
 }
 
@@ -46,18 +58,25 @@ impl FromStr for Known {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("expected `ARM CHECK[,CHECK]: WHY`, found {text:?}");
+        let wrong = || format!("expected `ARM CHECK[?][,CHECK]: WHY`, found {text:?}");
         let text = text.trim();
         let (arm, rest) = text.split_once(' ').ok_or_else(wrong)?;
         let (checks, because) = rest.split_once(": ").ok_or_else(wrong)?;
-        let checks: Vec<String> = checks
+        let checks: Vec<Shown> = checks
             .split(',')
-            .map(|name| name.trim().to_owned())
+            .map(|check| {
+                let check = check.trim();
+                let name = check.strip_suffix('?');
+                Shown {
+                    sometimes: name.is_some(),
+                    name: name.unwrap_or(check).to_owned(),
+                }
+            })
             .collect();
         let because = because.trim();
-        let is_name = |name: &String| {
+        let is_name = |check: &Shown| {
             let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_';
-            !name.is_empty() && name.chars().all(good)
+            !check.name.is_empty() && check.name.chars().all(good)
         };
         if arm.is_empty() || because.is_empty() || !checks.iter().all(is_name) {
             return Err(wrong());
@@ -85,7 +104,7 @@ impl<'de> Deserialize<'de> for Known {
 }
 
 /// Excuses the failing checks of `arm` that are known. If the arm came to its end, also checks that
-/// of every defect named for it every check shows.
+/// of every defect named for it every check shows that always does.
 pub fn excuse(checks: &mut Vec<Check>, arm: &str, known: &[Known], complete: bool) {
     for defect in known.iter().filter(|defect| defect.arm == arm) {
         for check in checks.iter_mut().filter(|check| defect.names(check)) {
@@ -93,16 +112,16 @@ pub fn excuse(checks: &mut Vec<Check>, arm: &str, known: &[Known], complete: boo
                 check.known = Some(defect.because.clone());
             }
         }
-        let shows = |name: &&String| {
-            let of_name = |check: &&Check| base(check) == **name;
+        let shows = |shown: &&Shown| {
+            let of_name = |check: &&Check| base(check) == shown.name;
             let mut named = checks.iter().filter(of_name);
             named.any(|check| check.known.is_some())
         };
         let gone: Vec<&str> = defect
             .checks
             .iter()
-            .filter(|name| !shows(name))
-            .map(String::as_str)
+            .filter(|shown| !shown.sometimes && !shows(shown))
+            .map(|shown| shown.name.as_str())
             .collect();
         if complete && !gone.is_empty() {
             checks.push(Check::new(
@@ -182,6 +201,25 @@ mod tests {
     }
 
     #[test]
+    fn a_race_may_show_and_need_not() {
+        let race: Vec<Known> = vec!["tc04::x hinted?,blocks: dynamo#2".parse().unwrap()];
+        let judged = |hinted: bool, blocks: bool| {
+            let mut checks = vec![
+                check("hinted", Class::Product, hinted),
+                check("blocks", Class::Product, blocks),
+            ];
+            excuse(&mut checks, "tc04::x", &race, true);
+            Verdict::of(checks)
+        };
+        for hinted in [true, false] {
+            assert_eq!(judged(hinted, false).outcome, Outcome::Pass);
+            let gone = judged(hinted, true);
+            assert_eq!(gone.outcome, Outcome::Fail(Class::Inconclusive));
+            assert!(gone.to_string().contains("known_defect_shows[blocks]"));
+        }
+    }
+
+    #[test]
     fn nothing_else_is_excused() {
         for (name, class, arm) in [
             ("blocks_more", Class::Product, "tc03::x"),
@@ -208,11 +246,13 @@ mod tests {
             "tc03::x blocks",
             "tc03::x blocks:",
             "tc03::x Blocks: y",
+            "tc03::x ?: y",
+            "tc03::x blo?cks: y",
             " a: b",
         ] {
             let why = text.parse::<Known>().unwrap_err();
             assert!(
-                why.starts_with("expected `ARM CHECK[,CHECK]: WHY`"),
+                why.starts_with("expected `ARM CHECK[?][,CHECK]: WHY`"),
                 "{why}"
             );
         }
@@ -220,7 +260,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_reads_what_it_writes(arm in "[a-z0-9:_]{1,12}", checks in prop::collection::vec("[a-z0-9_]{1,8}", 1..4), because in "[a-z#:][a-z #:]{0,20}[a-z]") {
+        fn it_reads_what_it_writes(arm in "[a-z0-9:_]{1,12}", checks in prop::collection::vec(("[a-z0-9_]{1,8}", any::<bool>()), 1..4), because in "[a-z#:][a-z #:]{0,20}[a-z]") {
+            let shown = |(name, sometimes)| Shown { name, sometimes };
+            let checks = checks.into_iter().map(shown).collect();
             let known = Known { arm, checks, because };
             prop_assert_eq!(known.to_string().parse::<Known>(), Ok(known));
         }

@@ -271,6 +271,25 @@ pub(super) async fn served_by_guard(
     all_hit(scene, kept, WITNESS, name, "", Flow::fetched).await
 }
 
+/// Asks worker 1 for one prompt of the dead worker when only the state agent can tell the router of
+/// its Guard, and checks that it was hinted. A router that lost the Guard hints at it no more until a
+/// worker comes or goes (`docs/findings/guard.md`).
+pub(super) async fn hinted_after_unlisting(
+    scene: &mut Scene<'_>,
+    (label, prompt): &(String, Prompt),
+) -> Result<bool, Failure> {
+    let attempt = scene.attempt(label, prompt, WITNESS).await?;
+    let hit = answered(scene, label, &attempt)?.is_some_and(|judged| judged.hit);
+    scene.check(Check::new(
+        "guard_hinted_after_unlisting",
+        Class::Product,
+        hit,
+        "the Guard serves what the dead worker held, although the front door lists it no more",
+        attempt.words(),
+    ));
+    Ok(hit)
+}
+
 /// Asks a replacement for what its predecessor held, all of which its own pool has to give.
 pub(super) async fn warm(
     scene: &mut Scene<'_>,

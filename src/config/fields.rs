@@ -146,7 +146,7 @@ pub(super) const FIELDS: &[Field] = &[
     setting("require", Kind::Names, "cases that may not be gated, comma-separated: tc01, tc01::cold, all"),
     setting("strict-pins", Kind::Switch, "a reference without a pinned result fails"),
     setting("kills", KILLS, "how often tc06 kills a worker [5]"),
-    field("known", "known", Kind::Defects, Defaulted, "known defects, for which an arm passes only if it sees them: 'ARM CHECK[,CHECK]: WHY; ..'"),
+    field("known", "known", Kind::Defects, Defaulted, "known defects, for which an arm passes only if it sees them: 'ARM CHECK[?][,CHECK]: WHY; ..'; with `?` it need not show"),
     field("title", "title", Kind::Text, Required, "one line for people"),
     either(field("environment.lock", "lock", Kind::Text, Optional, "locked environment that the harness installs"), "environment.python"),
     either(field("environment.python", "python", Kind::Path, Optional, "an interpreter of yours, used as it is, instead of a lock"), "environment.lock"),

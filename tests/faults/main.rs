@@ -17,7 +17,7 @@ fn main() -> ExitCode {
     let mut args = Arguments::from_args();
     // A row waits four fifths of its time, for counters to settle and operations to be given up.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    args.test_threads.get_or_insert(4 * cores);
+    args.test_threads.get_or_insert(3 * cores);
     let rows = table::ROWS.iter().map(|row| {
         Trial::test(format!("row::{}", row.name()), move || {
             let told = told::run(row);

@@ -448,6 +448,6 @@ pub(crate) const ROWS: &[Row] = &[
     row("takes_living", &[(HUNG, Product, "living_worker_not_taken_over")]).with(GUARDED).only(&[HUNG]),
     row("hangs_alone@worker0", &[(GUARD_DEATH, Product, "request_ends[of_ward]")]).with(IMPATIENT).only(&[GUARD_DEATH]),
     // Until its lease is over the router itself remembers what the dead worker held.
-    row("agent_forgets", &[(PROTECTION, Product, "hit_as_reference_reuses[kept0]")]).with(ONE_KILL).only(DEATHS),
+    row("agent_forgets", &[(PROTECTION, Product, "guard_hinted_after_unlisting")]).with(ONE_KILL).only(DEATHS),
     row("agent_dies", &[(COLD, Inconclusive, "one_stack_throughout")]).with(GUARDED).only(WITHOUT_DEATHS).live(),
 ];
