@@ -24,7 +24,7 @@ pub(super) const VICTIM: usize = 0;
 pub(super) const WITNESS: usize = 1;
 /// Requests after a kill of which one has to be served by the Guard. It answers at the dead
 /// worker's endpoint without knowing its peers: they have to notice, and to make friends again.
-pub(super) const KNOCKS: usize = 3;
+const KNOCKS: usize = 3;
 
 /// Prompts that worker 0 holds, by what they are for.
 #[derive(Debug)]

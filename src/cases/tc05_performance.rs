@@ -14,18 +14,19 @@ mod room;
 mod rounds;
 
 use super::scene::Scene;
+use super::scene::harm::Kill;
 use super::scene::streamed::Whom;
 use super::seed::introduce;
 use super::takeover::{
-    Held, KNOCKS, VICTIM, WITNESS, bring_back, held_blocks, knock, taken_over, taken_over_once,
+    Held, VICTIM, WITNESS, answered, bring_back, held_blocks, knock, taken_over, taken_over_once,
 };
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
-use crate::failure::Failure;
+use crate::failure::{Class, Failure};
 use crate::gate::Wants;
 use crate::performance::Arm as Way;
-use crate::prompt::Prompt;
 use crate::stack::protocol::Mode;
+use crate::verdict::Check;
 use rounds::Rounds;
 
 /// The case.
@@ -66,50 +67,73 @@ fn tiers<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
     })
 }
 
+/// Deaths of which one has to leave the router with the Guard: it may lose it when it unlists the
+/// worker (`docs/findings/guard.md`), and then there is nothing to measure.
+const DEATHS: usize = 3;
+
 fn guard<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
     Box::pin(async move {
         let ways = [Way::Off, Way::Cold, Way::Local, Way::Guard];
         let mut rounds = Rounds::new(scene, &ways)?;
-        room::for_local(scene, ways.len() as u64)?;
-        let held = Held {
-            knocks: knocks(scene),
-            kept: rounds.prompts().to_vec(),
-        };
-        room::for_held(scene, held.all().len() as u64)?;
-        rounds.ask_reference(scene).await?;
-        let knocks: Vec<_> = held
-            .knocks
-            .iter()
-            .map(|(label, p)| (label.as_str(), p))
+        let deaths: Vec<Held> = (0..DEATHS)
+            .map(|death| Held::new(scene, &format!("death{death}_"), 1))
             .collect();
-        scene.reference(&knocks).await?;
+        room::for_local(scene, ways.len() as u64)?;
+        room::for_held(scene, rounds.count() as u64, &deaths)?;
+        rounds.ask_reference(scene).await?;
+        let beside: Vec<_> = deaths.iter().flat_map(Held::all).collect();
+        scene.reference(&beside).await?;
 
-        held.seed(scene, VICTIM).await?;
-        let blocks = held_blocks(scene, VICTIM, "seeded").await?;
-        let kill = scene.kill(VICTIM).await?;
-        if taken_over(scene, &kill, blocks).await?.is_some()
-            && knock(scene, &held, &kill.log).await?.hit
-        {
-            for round in 0..rounds.count() {
-                rounds.seed_local(scene, round).await?;
-                rounds.measure(scene, round, &[WITNESS]).await?;
+        rounds.seed_guarded(scene).await?;
+        for held in &deaths {
+            if let Some(kill) = found_without_worker(scene, held).await? {
+                for round in 0..rounds.count() {
+                    rounds.seed_local(scene, round).await?;
+                    rounds.measure(scene, round, &[WITNESS]).await?;
+                }
+                rounds.conclude(scene)?;
+                taken_over_once(scene, &kill)?;
+                bring_back(scene, VICTIM).await?;
+                return Ok(());
             }
-            rounds.conclude(scene)?;
-            taken_over_once(scene, &kill)?;
+            if bring_back(scene, VICTIM).await?.is_none() {
+                break;
+            }
         }
-        bring_back(scene, VICTIM).await?;
+        scene.check(Check::new(
+            "guard_hinted_after_unlisting",
+            Class::Product,
+            false,
+            format_args!("one of {DEATHS} deaths leaves a Guard that the router hints at"),
+            "none did",
+        ));
         Ok(())
     })
 }
 
-fn knocks(scene: &Scene<'_>) -> Vec<(String, Prompt)> {
-    let labels = (0..KNOCKS).map(|number| format!("knock{number}"));
-    labels
-        .map(|label| {
-            let prompt = scene.prompt(&label, rounds::length(scene));
-            (label, prompt)
-        })
-        .collect()
+/// Kills worker 0, and waits until the front door lists it no more; the kill, if its Guard is
+/// hinted at then.
+async fn found_without_worker(scene: &mut Scene<'_>, held: &Held) -> Result<Option<Kill>, Failure> {
+    held.seed(scene, VICTIM).await?;
+    let blocks = held_blocks(scene, VICTIM, &format!("{}.seeded", held.kept[0].0)).await?;
+    let listing = scene.watch_listing(VICTIM)?;
+    let kill = scene.kill(VICTIM).await?;
+    if taken_over(scene, &kill, blocks).await?.is_none()
+        || !knock(scene, held, &kill.log).await?.hit
+    {
+        return Ok(None);
+    }
+    let (label, prompt) = &held.kept[0];
+    scene.unlisted(listing, label).await?;
+    let attempt = scene.attempt(label, prompt, WITNESS).await?;
+    let hit = answered(scene, label, &attempt)?.is_some_and(|judged| judged.hit);
+    if !hit {
+        scene.note(format!(
+            "the router lost the Guard when it unlisted the dead worker, so it dies again: {}",
+            attempt.words()
+        ));
+    }
+    Ok(hit.then_some(kill))
 }
 
 /// Who is asked, and under which salt, in one way.

@@ -2,6 +2,8 @@
 
 use super::rounds;
 use crate::cases::scene::Scene;
+use crate::cases::seed::BLOCKS;
+use crate::cases::takeover::Held;
 use crate::failure::Failure;
 
 /// Blocks by which a flood is larger than the caches that it empties.
@@ -31,13 +33,14 @@ pub(super) fn for_local(scene: &Scene<'_>, ways: u64) -> Result<(), Failure> {
     )
 }
 
-/// A pool has to hold all prompts of the dead worker.
-pub(super) fn for_held(scene: &Scene<'_>, prompts: u64) -> Result<(), Failure> {
-    fits(
-        scene,
-        prompts * each(scene),
-        "every prompt that the Guard is to serve",
-    )
+/// A pool has to hold every prompt of the dead worker: those of the rounds, and those of `deaths`.
+pub(super) fn for_held(scene: &Scene<'_>, rounds: u64, deaths: &[Held]) -> Result<(), Failure> {
+    let beside = deaths
+        .iter()
+        .map(|held| held.all().len() as u64)
+        .sum::<u64>();
+    let needed = rounds * each(scene) + beside * (BLOCKS + 1);
+    fits(scene, needed, "every prompt that the Guard is to serve")
 }
 
 /// Blocks of a measured prompt and its answer.

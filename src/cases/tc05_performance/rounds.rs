@@ -4,6 +4,7 @@ use super::{Way, addressed, room};
 use crate::cases::flow::Flow;
 use crate::cases::scene::Scene;
 use crate::cases::scene::streamed::Whom;
+use crate::cases::seed;
 use crate::cases::takeover::{VICTIM, WITNESS};
 use crate::client::Observation;
 use crate::client::stream::Streamed;
@@ -59,10 +60,6 @@ impl Rounds {
         self.order.rounds.len()
     }
 
-    pub(super) fn prompts(&self) -> &[(String, Prompt)] {
-        &self.prompts
-    }
-
     /// Asks what is right, before anything is measured.
     pub(super) async fn ask_reference(&self, scene: &mut Scene<'_>) -> Result<(), Failure> {
         let all = self.prompts.iter();
@@ -83,6 +80,16 @@ impl Rounds {
         let seen = self.seed(scene, Way::Peer, VICTIM, salt, round).await?;
         let blocks = scene.blocks().full(seen.prompt_tokens);
         scene.router_knows(known, blocks).await
+    }
+
+    /// Has worker 0 compute every prompt, and waits until the router knows: its Guard will serve
+    /// them.
+    pub(super) async fn seed_guarded(&self, scene: &mut Scene<'_>) -> Result<(), Failure> {
+        let all = self.prompts.iter();
+        let seeds: Vec<_> = all
+            .map(|(label, prompt)| (format!("{label}.{}.seed", Way::Guard), prompt))
+            .collect();
+        seed::seed(scene, &seeds, VICTIM).await
     }
 
     /// Has worker 1 compute the prompt of `round`, and pushes it out of the engine's own caches.
