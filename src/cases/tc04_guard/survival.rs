@@ -19,7 +19,7 @@ const IN_FLIGHT: usize = 2;
 
 pub(super) fn protection<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
     Box::pin(async move {
-        let held = Held::new(scene, "", KEPT);
+        let held = Held::and_late(scene, "", KEPT);
         scene.reference(&held.all()).await?;
 
         held.seed(scene, VICTIM).await?;
@@ -30,8 +30,8 @@ pub(super) fn protection<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(
             knock(scene, &held, &kill.log).await?;
             // From here on only the state agent can tell the router who holds them.
             scene.unlisted(listing, "worker0").await?;
-            if hinted_after_unlisting(scene, &held.kept[0]).await? {
-                served_by_guard(scene, &held.kept[1..], "served").await?;
+            if hinted_after_unlisting(scene, &held.late).await? {
+                served_by_guard(scene, &held.kept, "served").await?;
             }
             taken_over_once(scene, &kill)?;
         }
