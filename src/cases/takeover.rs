@@ -43,29 +43,19 @@ pub(super) struct Held {
 impl Held {
     /// `kept` prompts beside those that knock; `round` tells several lots of one arm apart.
     pub(super) fn new(scene: &Scene<'_>, round: &str, kept: usize) -> Self {
-        let length = seeded_length(scene);
-        let make = |role: &str, count: usize| {
-            let labels = (0..count).map(|number| format!("{round}{role}{number}"));
-            labels
-                .map(|label| {
-                    let prompt = scene.prompt(&label, length);
-                    (label, prompt)
-                })
-                .collect()
-        };
         Self {
-            knocks: make("knock", KNOCKS),
-            kept: make("kept", kept),
+            knocks: lot(scene, round, "knock", KNOCKS),
+            kept: lot(scene, round, "kept", kept),
             late: Vec::new(),
         }
     }
 
     /// The same, and prompts for when the dead worker is unlisted.
     pub(super) fn and_late(scene: &Scene<'_>, round: &str, kept: usize) -> Self {
-        // Made as those that are kept, of which there are more.
-        let mut held = Self::new(scene, round, kept + LATE);
-        held.late = held.kept.split_off(kept);
-        held
+        Self {
+            late: lot(scene, round, "late", LATE),
+            ..Self::new(scene, round, kept)
+        }
     }
 
     /// All of them.
@@ -84,6 +74,17 @@ impl Held {
             .collect();
         seed(scene, &seeds, worker).await
     }
+}
+
+fn lot(scene: &Scene<'_>, round: &str, role: &str, count: usize) -> Vec<(String, Prompt)> {
+    let length = seeded_length(scene);
+    let labels = (0..count).map(|number| format!("{round}{role}{number}"));
+    labels
+        .map(|label| {
+            let prompt = scene.prompt(&label, length);
+            (label, prompt)
+        })
+        .collect()
 }
 
 /// Blocks that `worker`'s pool holds, as KVCR counts them, once nothing moves any more.
@@ -285,14 +286,14 @@ pub(super) async fn served_by_guard(
     all_hit(scene, kept, WITNESS, name, "", Flow::fetched).await
 }
 
-/// Asks worker 1 for prompts of the dead worker when only the state agent can tell the router of its
-/// Guard, one after the other until the Guard serves one, and checks that it does. While it takes
-/// notice that the worker is gone, a router hints at nobody; one that lost the Guard goes on so
-/// until a worker comes or goes (`docs/findings/guard.md`).
-pub(super) async fn hinted_after_unlisting(
+/// Asks worker 1 for prompts of the dead worker when its lease is over, and only the state agent can
+/// tell the router of its Guard, one after the other until the Guard serves one; whether it did, and what came of each.
+/// While it takes notice that the worker is gone, a router hints at nobody; one that lost the Guard
+/// goes on so until a worker comes or goes (`docs/findings/guard.md`).
+pub(super) async fn asked_late(
     scene: &mut Scene<'_>,
     late: &[(String, Prompt)],
-) -> Result<bool, Failure> {
+) -> Result<(bool, String), Failure> {
     let mut hit = false;
     let mut words = Vec::new();
     for (label, prompt) in late {
@@ -304,13 +305,23 @@ pub(super) async fn hinted_after_unlisting(
         }
     }
     let words = words.join("; ");
-    scene.note(format!("after the dead worker was unlisted: {words}"));
+    scene.note(format!("long after the kill: {words}"));
+    Ok((hit, words))
+}
+
+/// [`asked_late`], and the check `name` that the Guard served one.
+pub(super) async fn serves_late(
+    scene: &mut Scene<'_>,
+    late: &[(String, Prompt)],
+    name: &str,
+) -> Result<bool, Failure> {
+    let (hit, words) = asked_late(scene, late).await?;
     scene.check(Check::new(
-        "guard_hinted_after_unlisting",
+        name,
         Class::Product,
         hit,
         format_args!(
-            "the Guard serves one of {} prompts that the dead worker held, although the front door lists it no more",
+            "long after the kill the Guard serves one of {} prompts that the dead worker held",
             late.len()
         ),
         words,
@@ -356,9 +367,24 @@ async fn all_hit(
     Ok(())
 }
 
-/// Starts `worker` again as the plan has it. Leaves the check that it serves; `None` if it does
-/// not.
+/// Starts `worker` again as the plan has it, and waits until the front door lists its predecessor no
+/// more: a replacement may be faster than a lease, and while both are listed the router sends peers
+/// to the one that is dead. Leaves the check that it serves; `None` if it does not.
 pub(super) async fn bring_back(
+    scene: &mut Scene<'_>,
+    worker: usize,
+) -> Result<Option<Replacement>, Failure> {
+    let listing = scene.watch_listing(worker)?;
+    let replacement = start_again(scene, worker).await?;
+    let pid = replacement.as_ref().map_or(0, |it| it.process.pid);
+    scene
+        .unlisted(listing, &format!("predecessor of {pid}"))
+        .await?;
+    Ok(replacement)
+}
+
+/// The same without waiting for its predecessor.
+pub(super) async fn start_again(
     scene: &mut Scene<'_>,
     worker: usize,
 ) -> Result<Option<Replacement>, Failure> {

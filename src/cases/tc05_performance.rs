@@ -18,7 +18,7 @@ use super::scene::harm::Kill;
 use super::scene::streamed::Whom;
 use super::seed::introduce;
 use super::takeover::{
-    Held, VICTIM, WITNESS, answered, bring_back, held_blocks, knock, taken_over, taken_over_once,
+    Held, VICTIM, WITNESS, asked_late, bring_back, held_blocks, knock, taken_over, taken_over_once,
 };
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
@@ -76,7 +76,7 @@ fn guard<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
         let ways = [Way::Off, Way::Cold, Way::Local, Way::Guard];
         let mut rounds = Rounds::new(scene, &ways)?;
         let deaths: Vec<Held> = (0..DEATHS)
-            .map(|death| Held::new(scene, &format!("death{death}_"), 1))
+            .map(|death| Held::and_late(scene, &format!("death{death}_"), 0))
             .collect();
         room::for_local(scene, ways.len() as u64)?;
         room::for_held(scene, rounds.count() as u64, &deaths)?;
@@ -115,7 +115,8 @@ fn guard<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
 /// hinted at then.
 async fn found_without_worker(scene: &mut Scene<'_>, held: &Held) -> Result<Option<Kill>, Failure> {
     held.seed(scene, VICTIM).await?;
-    let blocks = held_blocks(scene, VICTIM, &format!("{}.seeded", held.kept[0].0)).await?;
+    let round = held.knocks[0].0.clone();
+    let blocks = held_blocks(scene, VICTIM, &format!("{round}.seeded")).await?;
     let listing = scene.watch_listing(VICTIM)?;
     let kill = scene.kill(VICTIM).await?;
     if taken_over(scene, &kill, blocks).await?.is_none()
@@ -123,16 +124,8 @@ async fn found_without_worker(scene: &mut Scene<'_>, held: &Held) -> Result<Opti
     {
         return Ok(None);
     }
-    let (label, prompt) = &held.kept[0];
-    scene.unlisted(listing, label).await?;
-    let attempt = scene.attempt(label, prompt, WITNESS).await?;
-    let hit = answered(scene, label, &attempt)?.is_some_and(|judged| judged.hit);
-    if !hit {
-        scene.note(format!(
-            "the router lost the Guard when it unlisted the dead worker, so it dies again: {}",
-            attempt.words()
-        ));
-    }
+    scene.unlisted(listing, &round).await?;
+    let (hit, _) = asked_late(scene, &held.late).await?;
     Ok(hit.then_some(kill))
 }
 

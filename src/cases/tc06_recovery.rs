@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::scene::Scene;
 use super::takeover::{
-    Held, VICTIM, answered, bring_back, held_blocks, in_order, knock, recovered, taken_over_once,
+    Held, VICTIM, answered, held_blocks, in_order, knock, recovered, start_again, taken_over_once,
 };
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
@@ -137,7 +137,7 @@ async fn one_kill(scene: &mut Scene<'_>, held: &Held) -> Result<(Timeline, Optio
         in_order(scene, VICTIM, &timeline);
         recovered(scene, VICTIM, &promotion, blocks);
     }
-    if let Some(replacement) = bring_back(scene, VICTIM).await? {
+    if let Some(replacement) = start_again(scene, VICTIM).await? {
         timeline.reached(Moment::ReplacementStarted, replacement.started_ns);
         timeline.reached(Moment::ReplacementRegistered, replacement.listed_ns);
         timeline.reached(Moment::ReplacementServing, replacement.canary_ns);

@@ -2,8 +2,8 @@
 
 use crate::cases::scene::Scene;
 use crate::cases::takeover::{
-    Held, VICTIM, WITNESS, bring_back, held_blocks, knock, refused, served_by_guard, taken_over,
-    taken_over_once, warm,
+    Held, VICTIM, WITNESS, bring_back, held_blocks, knock, refused, served_by_guard, serves_late,
+    taken_over, taken_over_once, warm,
 };
 use crate::engine::BoxFuture;
 use crate::failure::{Class, Failure};
@@ -76,13 +76,17 @@ async fn refused_then_right(
     words: &[&str],
     class: Class,
 ) -> Result<(), Failure> {
-    let held = Held::new(scene, "", 2);
+    let held = Held::and_late(scene, "", 2);
     scene.reference(&held.all()).await?;
 
     held.seed(scene, VICTIM).await?;
     let blocks = held_blocks(scene, VICTIM, "seeded").await?;
     let kill = scene.kill(VICTIM).await?;
     let survived = taken_over(scene, &kill, blocks).await?.is_some();
+    if survived {
+        knock(scene, &held, &kill.log).await?;
+        served_by_guard(scene, &held.kept[..1], "served").await?;
+    }
     if let Some(refusal) = refused(scene, changes, words).await? {
         scene.note(format!(
             "the refused replacement took {:.1} s to end",
@@ -102,8 +106,7 @@ async fn refused_then_right(
         }
     }
     if survived {
-        knock(scene, &held, &kill.log).await?;
-        served_by_guard(scene, &held.kept[..1], "served").await?;
+        serves_late(scene, &held.late, "guard_serves_on").await?;
     }
     if bring_back(scene, VICTIM).await?.is_some() && survived {
         warm(scene, &held.kept[1..], VICTIM, "warm").await?;

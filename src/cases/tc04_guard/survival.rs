@@ -4,8 +4,8 @@ use crate::cases::scene::Scene;
 use crate::cases::scene::harm::{Attempt, Sent};
 use crate::cases::seed::seeded_length;
 use crate::cases::takeover::{
-    Held, VICTIM, WITNESS, answered, bring_back, held_blocks, hinted_after_unlisting, knock,
-    served_by_guard, taken_over, taken_over_once,
+    Held, VICTIM, WITNESS, answered, bring_back, held_blocks, knock, served_by_guard, serves_late,
+    taken_over, taken_over_once,
 };
 use crate::engine::BoxFuture;
 use crate::failure::{Class, Failure};
@@ -30,7 +30,7 @@ pub(super) fn protection<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(
             knock(scene, &held, &kill.log).await?;
             // From here on only the state agent can tell the router who holds them.
             scene.unlisted(listing, "worker0").await?;
-            if hinted_after_unlisting(scene, &held.late).await? {
+            if serves_late(scene, &held.late, "guard_hinted_after_unlisting").await? {
                 served_by_guard(scene, &held.kept, "served").await?;
             }
             taken_over_once(scene, &kill)?;
