@@ -5,7 +5,6 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -56,7 +55,7 @@ struct Shared {
     abandon_timeout: Duration,
     /// Connections that nobody uses at the moment, by endpoint.
     idle: Mutex<HashMap<String, Vec<TcpStream>>>,
-    in_flight: AtomicI64,
+    in_flight: Mutex<i64>,
 }
 
 /// One operation that counts as in flight.
@@ -64,16 +63,26 @@ struct InFlight(Arc<Shared>);
 
 impl InFlight {
     fn new(shared: &Arc<Shared>) -> Self {
-        let now = shared.in_flight.fetch_add(1, Ordering::Relaxed) + 1;
-        shared.telemetry.gauge("in_flight_ops", now);
-        Self(Arc::clone(shared))
+        let in_flight = Self(Arc::clone(shared));
+        in_flight.change(1);
+        in_flight
+    }
+
+    /// Counted and shown as one: of two that end together the earlier number may not be shown last.
+    fn change(&self, by: i64) {
+        let mut now = self
+            .0
+            .in_flight
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *now += by;
+        self.0.telemetry.gauge("in_flight_ops", *now);
     }
 }
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let now = self.0.in_flight.fetch_sub(1, Ordering::Relaxed) - 1;
-        self.0.telemetry.gauge("in_flight_ops", now);
+        self.change(-1);
     }
 }
 
@@ -96,7 +105,7 @@ impl Target {
             operation_timeout,
             abandon_timeout,
             idle: Mutex::default(),
-            in_flight: AtomicI64::new(0),
+            in_flight: Mutex::default(),
         };
         Self {
             shared: Arc::new(shared),
@@ -280,5 +289,48 @@ impl Shared {
 
     fn handled(&self, scope: &str) {
         self.telemetry.ended(scope, "handled", Duration::ZERO);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicI64, Ordering};
+
+    use super::*;
+
+    /// Remembers what was shown last, and takes its time for small numbers.
+    #[derive(Debug, Default)]
+    struct Shown(AtomicI64);
+
+    impl Telemetry for Shown {
+        fn ended(&self, _: &str, _: &str, _: Duration) {}
+        fn moved(&self, _: &str, _: u64, _: Option<u64>) {}
+        fn gauge(&self, _: &str, value: i64) {
+            for _ in 0..1000 / (1 + value) {
+                std::hint::spin_loop();
+            }
+            self.0.store(value, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn operations_that_end_together_leave_nothing_in_flight() {
+        let shown = Arc::new(Shown::default());
+        let faults = Arc::new(Faults::new("worker1", Vec::new(), None));
+        let target = Target::new(
+            faults,
+            shown.clone(),
+            Latency::default(),
+            Duration::from_secs(1),
+            Duration::from_secs(1),
+        );
+        for _ in 0..500 {
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| drop(InFlight::new(&target.shared)));
+                }
+            });
+            assert_eq!(shown.0.load(Ordering::Relaxed), 0);
+        }
     }
 }
