@@ -99,7 +99,12 @@ pub(super) fn both_die<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(),
             alone.words(),
         ));
 
+        let listings = [scene.watch_listing(VICTIM)?, scene.watch_listing(WITNESS)?];
         let replaced = scene.replace_both([VICTIM, WITNESS]).await?;
+        for (worker, listing) in listings.into_iter().enumerate() {
+            let what = format!("predecessor of worker{worker}");
+            scene.unlisted(listing, &what).await?;
+        }
         let mut whole = true;
         for (worker, replaced) in [VICTIM, WITNESS].into_iter().zip(replaced) {
             whole &= serves(scene, worker, replaced).is_some();
