@@ -20,7 +20,6 @@ macro_rules! out {
 
 /// A line on standard output.
 macro_rules! outln {
-    () => { out!("\n") };
     ($($text:tt)*) => { out!("{}\n", format_args!($($text)*)) };
 }
 

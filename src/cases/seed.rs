@@ -30,6 +30,38 @@ pub(super) async fn seed(
     scene.router_knows(known, stored).await
 }
 
+/// `count` prompts of that length, called `role` and their number.
+pub(super) fn lot(scene: &Scene<'_>, role: &str, count: usize) -> Vec<(String, Prompt)> {
+    let length = seeded_length(scene);
+    let labels = (0..count).map(|number| format!("{role}{number}"));
+    labels
+        .map(|label| {
+            let prompt = scene.prompt(&label, length);
+            (label, prompt)
+        })
+        .collect()
+}
+
+/// The same prompts, as they are asked.
+pub(super) fn labelled(lot: &[(String, Prompt)]) -> Vec<(&str, &Prompt)> {
+    let all = lot.iter();
+    all.map(|(label, prompt)| (label.as_str(), prompt))
+        .collect()
+}
+
+/// [`seed`]s each of them, under its label and `.seed`.
+pub(super) async fn seed_each(
+    scene: &mut Scene<'_>,
+    prompts: &[(&str, &Prompt)],
+    worker: usize,
+) -> Result<(), Failure> {
+    let seeds: Vec<_> = prompts
+        .iter()
+        .map(|(label, prompt)| (format!("{label}.seed"), *prompt))
+        .collect();
+    seed(scene, &seeds, worker).await
+}
+
 /// Hinted requests of which one has to be served by a peer that was started again.
 const INTRODUCTIONS: usize = 2;
 
@@ -45,18 +77,9 @@ pub(super) async fn introduce(
         return Ok(());
     }
     scene.expect_lines_of_strangers();
-    let prompts: Vec<(String, Prompt)> = (0..INTRODUCTIONS)
-        .map(|number| {
-            let label = format!("introduction{number}_of_worker{source}");
-            let prompt = scene.prompt(&label, seeded_length(scene));
-            (label, prompt)
-        })
-        .collect();
-    let seeds: Vec<_> = prompts
-        .iter()
-        .map(|(label, prompt)| (format!("{label}.seed"), prompt))
-        .collect();
-    seed(scene, &seeds, source).await?;
+    let role = format!("introduction_of_worker{source}_");
+    let prompts = lot(scene, &role, INTRODUCTIONS);
+    seed_each(scene, &labelled(&prompts), source).await?;
     let mut words = Vec::new();
     let mut served = false;
     for (label, prompt) in &prompts {

@@ -8,7 +8,7 @@
 use super::flow::Flow;
 use super::scene::Scene;
 use super::scene::harm::{Attempt, GuardLog, Kill};
-use super::seed::{seed, seeded_length};
+use super::seed::{labelled, lot, seed_each};
 use crate::client::Observation;
 use crate::failure::{Class, Failure};
 use crate::geometry::Geometry;
@@ -44,8 +44,8 @@ impl Held {
     /// `kept` prompts beside those that knock; `round` tells several lots of one arm apart.
     pub(super) fn new(scene: &Scene<'_>, round: &str, kept: usize) -> Self {
         Self {
-            knocks: lot(scene, round, "knock", KNOCKS),
-            kept: lot(scene, round, "kept", kept),
+            knocks: lot(scene, &format!("{round}knock"), KNOCKS),
+            kept: lot(scene, &format!("{round}kept"), kept),
             late: Vec::new(),
         }
     }
@@ -53,38 +53,21 @@ impl Held {
     /// The same, and prompts for when the dead worker is unlisted.
     pub(super) fn and_late(scene: &Scene<'_>, round: &str, kept: usize) -> Self {
         Self {
-            late: lot(scene, round, "late", LATE),
+            late: lot(scene, &format!("{round}late"), LATE),
             ..Self::new(scene, round, kept)
         }
     }
 
     /// All of them.
     pub(super) fn all(&self) -> Vec<(&str, &Prompt)> {
-        let all = self.knocks.iter().chain(&self.kept).chain(&self.late);
-        all.map(|(label, prompt)| (label.as_str(), prompt))
-            .collect()
+        let lots = [&self.knocks, &self.kept, &self.late];
+        lots.into_iter().flat_map(|lot| labelled(lot)).collect()
     }
 
     /// Has `worker` compute them.
     pub(super) async fn seed(&self, scene: &mut Scene<'_>, worker: usize) -> Result<(), Failure> {
-        let seeds: Vec<_> = self
-            .all()
-            .into_iter()
-            .map(|(label, prompt)| (format!("{label}.seed"), prompt))
-            .collect();
-        seed(scene, &seeds, worker).await
+        seed_each(scene, &self.all(), worker).await
     }
-}
-
-fn lot(scene: &Scene<'_>, round: &str, role: &str, count: usize) -> Vec<(String, Prompt)> {
-    let length = seeded_length(scene);
-    let labels = (0..count).map(|number| format!("{round}{role}{number}"));
-    labels
-        .map(|label| {
-            let prompt = scene.prompt(&label, length);
-            (label, prompt)
-        })
-        .collect()
 }
 
 /// Blocks that `worker`'s pool holds, as KVCR counts them, once nothing moves any more.
@@ -287,9 +270,9 @@ pub(super) async fn served_by_guard(
 }
 
 /// Asks worker 1 for prompts of the dead worker when its lease is over, and only the state agent can
-/// tell the router of its Guard, one after the other until the Guard serves one; whether it did, and what came of each.
-/// While it takes notice that the worker is gone, a router hints at nobody; one that lost the Guard
-/// goes on so until a worker comes or goes (`docs/findings/guard.md`).
+/// tell the router of its Guard, one after the other until the Guard serves one; whether it did, and
+/// what came of each. While it takes notice that the worker is gone, a router hints at nobody; one
+/// that lost the Guard goes on so until a worker comes or goes (`docs/findings/guard.md`).
 pub(super) async fn asked_late(
     scene: &mut Scene<'_>,
     late: &[(String, Prompt)],
@@ -376,10 +359,7 @@ pub(super) async fn bring_back(
 ) -> Result<Option<Replacement>, Failure> {
     let listing = scene.watch_listing(worker)?;
     let replacement = start_again(scene, worker).await?;
-    let pid = replacement.as_ref().map_or(0, |it| it.process.pid);
-    scene
-        .unlisted(listing, &format!("predecessor of {pid}"))
-        .await?;
+    scene.unlisted(listing, &format!("worker{worker}")).await?;
     Ok(replacement)
 }
 

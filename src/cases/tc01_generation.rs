@@ -129,7 +129,7 @@ fn warm_tier<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>>
         let first = scene.ask("cold", &prompt, 0).await?;
         scene.answers_as_reference("prompt", &first);
         scene.hit(&first, 0..=0);
-        scene.evict(0, LONG_BLOCKS).await?;
+        scene.evict("filler", 0, LONG_BLOCKS).await?;
 
         let before = scene.counters("before").await?;
         let again = scene.ask("warm", &prompt, 0).await?;

@@ -92,7 +92,7 @@ fn full<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
         let flow = Flow::cold(&first, blocks);
         scene.checks(flow.checks(0, stored.worker(0), blocks));
 
-        scene.evict(0, BLOCKS).await?;
+        scene.evict("filler", 0, BLOCKS).await?;
         let before = scene.counters("evicted").await?;
         let again = scene.ask("load", &prompt, 0).await?;
         let loaded = scene.since(&before, "loaded").await?;
@@ -138,7 +138,7 @@ fn partial_prefix<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fail
         for (label, stored, _, _) in &pairs {
             scene.ask(&format!("{label}.store"), stored, 0).await?;
         }
-        scene.evict(0, 3 * BLOCKS).await?;
+        scene.evict("filler", 0, 3 * BLOCKS).await?;
         let before = scene.counters("evicted").await?;
         let mut flow = Flow::default();
         for ((label, _, asked, shared), reused) in pairs.iter().zip(&reused) {
@@ -177,7 +177,7 @@ fn absent<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
             .await?;
 
         scene.ask("store", &stored, 0).await?;
-        scene.evict(0, BLOCKS).await?;
+        scene.evict("filler", 0, BLOCKS).await?;
         let before = scene.counters("evicted").await?;
         let mut flow = Flow::default();
         for ((label, prompt), reused) in asked.into_iter().zip(&reused[1..]) {

@@ -7,7 +7,7 @@
 
 use super::flow::Flow;
 use super::scene::{Deltas, Scene};
-use super::seed::{BLOCKS, introduce, seed, seeded_length};
+use super::seed::{BLOCKS, introduce, labelled, lot, seed, seed_each, seeded_length};
 use super::{Arm, Case};
 use crate::engine::BoxFuture;
 use crate::failure::{Class, Failure};
@@ -156,12 +156,10 @@ fn partial_prefix_hint<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(),
             reused.push(scene.reference_reuse(&sequence).await?[1]);
         }
 
-        let seeds: Vec<_> = pairs
-            .iter()
-            .map(|(label, seeded, _)| (format!("{label}.seed"), seeded))
-            .collect();
+        let seeded = pairs.iter();
+        let seeded: Vec<_> = seeded.map(|(label, seeded, _)| (*label, seeded)).collect();
         introduce(scene, 0, 1).await?;
-        seed(scene, &seeds, 0).await?;
+        seed_each(scene, &seeded, 0).await?;
         let before = scene.counters("seeded").await?;
         let (mut target, mut source) = (Flow::default(), Flow::default());
         for ((label, _, asked), reused) in pairs.iter().zip(&reused) {
@@ -220,26 +218,12 @@ fn both_directions<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fai
 fn concurrent<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
     Box::pin(async move {
         let blocks = scene.blocks();
-        let length = seeded_length(scene);
-        let prompts: Vec<(String, Prompt)> = (0..AT_ONCE)
-            .map(|number| {
-                let label = format!("hinted{number}");
-                let prompt = scene.prompt(&label, length);
-                (label, prompt)
-            })
-            .collect();
-        let asked: Vec<(&str, &Prompt)> = prompts
-            .iter()
-            .map(|(label, prompt)| (label.as_str(), prompt))
-            .collect();
+        let prompts = lot(scene, "hinted", AT_ONCE);
+        let asked = labelled(&prompts);
         scene.reference(&asked).await?;
 
-        let seeds: Vec<_> = prompts
-            .iter()
-            .map(|(label, prompt)| (format!("{label}.seed"), prompt))
-            .collect();
         introduce(scene, 0, 1).await?;
-        seed(scene, &seeds, 0).await?;
+        seed_each(scene, &asked, 0).await?;
         let before = scene.counters("seeded").await?;
         let at_once: Vec<_> = asked
             .iter()

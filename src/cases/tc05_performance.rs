@@ -131,12 +131,12 @@ async fn found_without_worker(scene: &mut Scene<'_>, held: &Held) -> Result<Opti
 
 /// Who is asked, and under which salt, in one way.
 fn addressed(scene: &Scene<'_>, way: Way, round: usize) -> (Whom, Option<String>) {
-    let own = || Some(scene.salt_of(&format!("{way}{round}")));
+    let own = || scene.salt_of(&format!("{way}{round}"));
     match way {
-        Way::Off => (Whom::Reference, own()),
-        Way::Cold | Way::Local => (Whom::Worker(WITNESS), own()),
+        Way::Off => (Whom::Reference, Some(own())),
+        Way::Cold | Way::Local => (Whom::Worker(WITNESS), Some(own())),
         // Where a state agent runs, the router hints no request with a salt.
-        Way::Peer => (Whom::Worker(WITNESS), scene.is_salted().then(own).flatten()),
+        Way::Peer => (Whom::Worker(WITNESS), scene.is_salted().then(own)),
         Way::Guard => (Whom::Worker(WITNESS), None),
     }
 }

@@ -228,13 +228,14 @@ impl Scene<'_> {
 
     /// Pushes everything so far out of worker `index`'s device cache and host tier: sends fillers
     /// until more blocks than either holds have gone through both. Whether that evicted a prompt
-    /// is not believed but counted afterwards. `spare` is what the story itself put there.
+    /// is not believed but counted afterwards. `spare` is what the story itself put there; `label` tells
+    /// its floods apart.
     ///
     /// # Errors
     /// A filler's failure.
-    pub async fn evict(&mut self, index: usize, spare: u64) -> Result<(), Failure> {
+    pub async fn evict(&mut self, label: &str, index: usize, spare: u64) -> Result<(), Failure> {
         let blocks = self.device_blocks().max(self.host_blocks(index).await?) + spare;
-        self.flood("filler", index, blocks).await?;
+        self.flood(label, index, blocks).await?;
         Ok(())
     }
 

@@ -43,7 +43,7 @@ async fn comes_back(scene: &mut Scene<'_>, sequence: Sequence<'_>) -> Result<(),
         let seen = scene.ask(label, prompt, 0).await?;
         stored += blocks.full(seen.prompt_tokens);
     }
-    scene.evict(0, stored).await?;
+    scene.evict("filler", 0, stored).await?;
     let before = scene.counters("evicted").await?;
     let seen = scene.ask(label, prompt, 0).await?;
     let deltas = scene.since(&before, "loaded").await?;
@@ -147,7 +147,9 @@ pub(super) fn evict_target<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result
             let flow = Flow::delivered(&seen, hit, blocks);
             scene.checks(flow.checks(0, deltas.worker(0), blocks));
             others_are_idle(scene, &deltas);
-            scene.evict(0, blocks.full(seen.prompt_tokens)).await?;
+            scene
+                .evict("filler", 0, blocks.full(seen.prompt_tokens))
+                .await?;
         }
         Ok(())
     })

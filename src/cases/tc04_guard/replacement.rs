@@ -102,8 +102,7 @@ pub(super) fn both_die<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(),
         let listings = [scene.watch_listing(VICTIM)?, scene.watch_listing(WITNESS)?];
         let replaced = scene.replace_both([VICTIM, WITNESS]).await?;
         for (worker, listing) in listings.into_iter().enumerate() {
-            let what = format!("predecessor of worker{worker}");
-            scene.unlisted(listing, &what).await?;
+            scene.unlisted(listing, &format!("worker{worker}")).await?;
         }
         let mut whole = true;
         for (worker, replaced) in [VICTIM, WITNESS].into_iter().zip(replaced) {

@@ -2,14 +2,13 @@
 
 use crate::cases::scene::Scene;
 use crate::cases::scene::harm::{Attempt, Sent};
-use crate::cases::seed::seeded_length;
+use crate::cases::seed::{labelled, lot, seeded_length};
 use crate::cases::takeover::{
     Held, VICTIM, WITNESS, answered, bring_back, held_blocks, knock, served_by_guard, serves_late,
     taken_over, taken_over_once,
 };
 use crate::engine::BoxFuture;
 use crate::failure::{Class, Failure};
-use crate::prompt::Prompt;
 use crate::verdict::Check;
 
 /// Prompts that the Guard has to serve.
@@ -43,17 +42,10 @@ pub(super) fn protection<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(
 pub(super) fn takeover<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
     Box::pin(async move {
         let held = Held::new(scene, "", 1);
-        let length = seeded_length(scene);
-        let fresh: Vec<(String, Prompt)> = (0..=IN_FLIGHT)
-            .map(|number| {
-                let label = format!("in_flight{number}");
-                let prompt = scene.prompt(&label, length);
-                (label, prompt)
-            })
-            .collect();
-        let late = scene.prompt("too_late", length);
+        let fresh = lot(scene, "in_flight", IN_FLIGHT + 1);
+        let late = scene.prompt("too_late", seeded_length(scene));
         let mut all = held.all();
-        all.extend(fresh.iter().map(|(label, prompt)| (label.as_str(), prompt)));
+        all.extend(labelled(&fresh));
         all.push(("too_late", &late));
         scene.reference(&all).await?;
 

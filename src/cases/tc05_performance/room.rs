@@ -9,15 +9,6 @@ use crate::failure::Failure;
 /// Blocks by which a flood is larger than the caches that it empties.
 pub(super) const SPARE: u64 = 8;
 
-/// Blocks that have to go through worker 1 until neither its device nor its host tier has what was
-/// there before.
-///
-/// # Errors
-/// Inconclusive, if nobody knows how large the host tier is.
-pub(super) async fn flood(scene: &mut Scene<'_>, worker: usize) -> Result<u64, Failure> {
-    Ok(scene.device_blocks().max(scene.host_blocks(worker).await?) + SPARE)
-}
-
 /// KVCR's tier has to hold what is to be loaded from it beside a whole flood, and what the `ways`
 /// of a round add.
 pub(super) fn for_local(scene: &Scene<'_>, ways: u64) -> Result<(), Failure> {

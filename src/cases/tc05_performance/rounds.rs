@@ -4,10 +4,9 @@ use super::{Way, addressed, room};
 use crate::cases::flow::Flow;
 use crate::cases::scene::Scene;
 use crate::cases::scene::streamed::Whom;
-use crate::cases::seed;
+use crate::cases::seed::{labelled, seed_each};
 use crate::cases::takeover::{VICTIM, WITNESS};
 use crate::client::Observation;
-use crate::client::stream::Streamed;
 use crate::evidence::Measured;
 use crate::failure::Failure;
 use crate::performance::judge;
@@ -62,11 +61,7 @@ impl Rounds {
 
     /// Asks what is right, before anything is measured.
     pub(super) async fn ask_reference(&self, scene: &mut Scene<'_>) -> Result<(), Failure> {
-        let all = self.prompts.iter();
-        let all: Vec<_> = all
-            .map(|(label, prompt)| (label.as_str(), prompt))
-            .collect();
-        scene.reference(&all).await
+        scene.reference(&labelled(&self.prompts)).await
     }
 
     /// Has worker 0 compute the prompt of `round`, and waits until the router knows.
@@ -85,11 +80,7 @@ impl Rounds {
     /// Has worker 0 compute every prompt, and waits until the router knows: its Guard will serve
     /// them.
     pub(super) async fn seed_guarded(&self, scene: &mut Scene<'_>) -> Result<(), Failure> {
-        let all = self.prompts.iter();
-        let seeds: Vec<_> = all
-            .map(|(label, prompt)| (format!("{label}.{}.seed", Way::Guard), prompt))
-            .collect();
-        seed::seed(scene, &seeds, VICTIM).await
+        seed_each(scene, &labelled(&self.prompts), VICTIM).await
     }
 
     /// Has worker 1 compute the prompt of `round`, and pushes it out of the engine's own caches.
@@ -100,11 +91,8 @@ impl Rounds {
     ) -> Result<(), Failure> {
         let (_, salt) = addressed(scene, Way::Local, round);
         self.seed(scene, Way::Local, WITNESS, salt, round).await?;
-        let flood = room::flood(scene, WITNESS).await?;
-        scene
-            .flood(&format!("round{round}.filler"), WITNESS, flood)
-            .await?;
-        Ok(())
+        let label = format!("round{round}.filler");
+        scene.evict(&label, WITNESS, room::SPARE).await
     }
 
     async fn seed(
@@ -163,11 +151,20 @@ impl Rounds {
             if way == Way::Peer {
                 source += Flow::written(reused, blocks);
             }
+            let warm_up = self.order.rounds[round].warm_up;
+            let ms = |ns: u64| ns as f64 / 1e6;
             self.samples.push(Sample {
+                arm: way,
                 round,
                 position,
-                warm_up: self.order.rounds[round].warm_up,
-                ..sample(way, &seen, &streamed)
+                warm_up,
+                ttft_ms: streamed.ttft_ns().map_or(0.0, ms),
+                itl_ms: streamed.itls_ns().map(ms).collect(),
+                end_to_end_ms: streamed.end_to_end_ns().map_or(0.0, ms),
+                prompt_tokens: seen.prompt_tokens,
+                tokens: seen.completion_tokens,
+                cached_tokens: seen.cached_tokens,
+                blocks: None,
             });
         }
         let deltas = scene.since(&before, &label).await?;
@@ -214,23 +211,5 @@ impl Rounds {
         }
         scene.checks(judged.checks);
         Ok(())
-    }
-}
-
-/// What one stream took; where it stands among others is not its to say.
-fn sample(way: Way, seen: &Observation, streamed: &Streamed) -> Sample {
-    let ms = |ns: u64| ns as f64 / 1e6;
-    Sample {
-        arm: way,
-        round: 0,
-        position: 0,
-        warm_up: false,
-        ttft_ms: streamed.ttft_ns().map_or(0.0, ms),
-        itl_ms: streamed.itls_ns().map(ms).collect(),
-        end_to_end_ms: streamed.end_to_end_ns().map_or(0.0, ms),
-        prompt_tokens: seen.prompt_tokens,
-        tokens: seen.completion_tokens,
-        cached_tokens: seen.cached_tokens,
-        blocks: None,
     }
 }

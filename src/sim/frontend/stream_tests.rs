@@ -1,13 +1,11 @@
 //! The streaming client against the simulated front door, whose own stamps are the truth.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
 
 use super::testing::{Engine, Front, Script};
-use super::*;
 use crate::client::stream::load::{self, Shape};
 use crate::client::stream::{Ask, Chat, Outcome, Streamed, Streams};
 use crate::client::{Client, Completion, Input, RequestFailureKind};
@@ -142,7 +140,7 @@ async fn every_lie_of_a_stream_is_named() {
 #[tokio::test]
 async fn a_disconnect_is_seen_on_the_other_side() {
     let pace = Duration::from_millis(5);
-    let front = built_in(pace, None).await;
+    let front = Front::built_in(pace, None).await;
     let mut endless = completion(None);
     (endless.model, endless.max_tokens) = ("sim".into(), 10_000);
     let ask = Ask::plain_completion(&endless, "x").disconnect_after(3);
@@ -152,19 +150,11 @@ async fn a_disconnect_is_seen_on_the_other_side() {
     front.until("dynamo_frontend_disconnected_clients 1").await;
 }
 
-async fn built_in(pace: Duration, log: Option<PathBuf>) -> Front {
-    let settings = Settings {
-        write_log: log,
-        ..Settings::default()
-    };
-    Front::with(&settings, Some(BuiltIn { tokens: 5, pace })).await
-}
-
 #[tokio::test]
 async fn nothing_arrives_before_it_was_written() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("writes.jsonl");
-    let front = built_in(Duration::from_millis(2), Some(log.clone())).await;
+    let front = Front::built_in(Duration::from_millis(2), Some(log.clone())).await;
     let mut asked = completion(None);
     (asked.model, asked.max_tokens, asked.cache_salt) = ("sim".into(), 20, None);
     let asks = vec![Ask::plain_completion(&asked, "x"); 16];

@@ -208,6 +208,15 @@ impl Front {
         Self::with(&settings, None).await
     }
 
+    /// One that answers by itself, a token every `pace`; `log` says when each was written.
+    pub(crate) async fn built_in(pace: Duration, log: Option<PathBuf>) -> Self {
+        let settings = Settings {
+            write_log: log,
+            ..Settings::default()
+        };
+        Self::with(&settings, Some(BuiltIn { tokens: 5, pace })).await
+    }
+
     pub(crate) async fn with(settings: &Settings, built_in: Option<BuiltIn>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let metrics = Arc::new(Metrics::default());

@@ -532,20 +532,12 @@ async fn the_front_door_can_die() {
     }
 }
 
-async fn built_in(pace: Duration, log: Option<PathBuf>) -> Front {
-    let settings = Settings {
-        write_log: log,
-        ..Settings::default()
-    };
-    Front::with(&settings, Some(BuiltIn { tokens: 5, pace })).await
-}
-
 #[tokio::test]
 async fn the_write_log_knows_when_each_token_left() {
     let folder = tempfile::tempdir().unwrap();
     let log = folder.path().join("writes.jsonl");
     let pace = Duration::from_millis(5);
-    let front = built_in(pace, Some(log.clone())).await;
+    let front = Front::built_in(pace, Some(log.clone())).await;
     let body = json!({"model": "sim", "prompt": "a b c", "stream": true});
     let (text, whole) = front.stream("/v1/completions", &body).await;
     assert!(whole);
@@ -570,7 +562,7 @@ async fn the_write_log_knows_when_each_token_left() {
 #[tokio::test]
 #[ignore = "a load test"]
 async fn a_thousand_streams_at_once() {
-    let front = Arc::new(built_in(Duration::from_millis(20), None).await);
+    let front = Arc::new(Front::built_in(Duration::from_millis(20), None).await);
     let body = json!({"model": "sim", "prompt": "a b c", "stream": true, "max_tokens": 50});
     let began = Instant::now();
     let streams: Vec<_> = (0..1000)
