@@ -145,11 +145,11 @@ class Expect(unittest.TestCase):
 
 
 class Process(unittest.TestCase):
-    """The overlay as an interpreter meets it: only ``PYTHONPATH`` is set."""
+    """The overlay as an interpreter meets it: only ``PYTHONPATH`` is set. Bytecode beside it (hence ``-B``) would be embedded anew."""
 
     def python(self, code: str, *path: Path, **env: str) -> subprocess.CompletedProcess[str]:
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(map(str, (OVERLAY, *path))), **env}
-        return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run([sys.executable, "-B", "-c", code], env=env, capture_output=True, text=True, timeout=60, check=False)
 
     def test_unrelated_process_sees_nothing(self):
         done = self.python("import sys; print(sorted(m for m in sys.modules if m.startswith('kvcr_cpu')))", KVCR_PHASE1_OVERLAY_LOG="1")
@@ -199,7 +199,7 @@ class Log(unittest.TestCase):
     def test_a_closed_stderr_is_survived(self):
         code = "import os; os.close(2); from kvcr_cpu.hooks import log; log('applied', 'x'); print('alive')"
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(OVERLAY), "KVCR_PHASE1_OVERLAY_LOG": "1"}
-        done = subprocess.run([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+        done = subprocess.run([sys.executable, "-B", "-c", code], env=env, stdout=subprocess.PIPE, text=True, timeout=60, check=False)
         self.assertEqual(done.stdout.strip(), "alive")
 
 

@@ -23,7 +23,8 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
         script = os.path.join(home, "check.py")  # a file, because multiprocessing's spawn must find it again
         with open(script, "w") as file:
             file.write(textwrap.dedent(code))
-        return subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+        # -B: bytecode beside the overlay would make cargo build the embedded files anew.
+        return subprocess.run([sys.executable, "-B", script], env=env, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
 
 
 @unittest.skipIf(MISSING, f"not installed: {', '.join(MISSING)}")
