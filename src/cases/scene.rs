@@ -5,6 +5,7 @@
 
 mod counters;
 pub mod harm;
+mod listing;
 mod oracle;
 mod requests;
 pub mod streamed;

@@ -229,14 +229,18 @@ impl Scene<'_> {
         })
     }
 
-    /// Stored blocks that the router has taken notice of so far.
+    /// Stored blocks that the router has taken notice of so far, once no more of them arrive: one
+    /// that reads a worker's whole state anew counts each of its blocks again, hundreds of them.
     ///
     /// # Errors
-    /// Inconclusive, if its page cannot be read.
+    /// Inconclusive, if its page cannot be read, or its counter does not come to rest in the time
+    /// a request may take.
     pub async fn router_events(&mut self) -> Result<u64, Failure> {
-        let url = self.router_page();
-        let scrape = self.scraper.scrape(&url).await.map_err(Failure::from)?;
-        Ok(router::stored_blocks(&scrape.page).unwrap_or(0))
+        self.router_at_rest(
+            "a router whose count of stored blocks stands still",
+            |now| Ok(now),
+        )
+        .await
     }
 
     /// Waits until the router has taken notice of stored blocks since `before`, and no more of
@@ -246,28 +250,14 @@ impl Scene<'_> {
     /// # Errors
     /// Inconclusive, if it takes notice of none in the time a request may take.
     pub async fn router_knows(&mut self, before: u64, blocks: u64) -> Result<(), Failure> {
-        let url = self.router_page();
-        let deadline = self.patience();
-        let began = Instant::now();
-        let mut last = before;
-        let known = wait_for(
-            &self.scraper,
-            &url,
-            "the router's notice of stored blocks",
-            deadline,
-            |page| {
-                let now = router::stored_blocks(page).unwrap_or(0);
-                let still = std::mem::replace(&mut last, now) == now;
-                if still && now > before {
-                    Ok(now - before)
-                } else {
-                    Err(format!("{} of {blocks} blocks", now.saturating_sub(before)))
+        let known = self
+            .router_at_rest("the router's notice of stored blocks", |now| {
+                match now.checked_sub(before) {
+                    Some(new @ 1..) => Ok(new),
+                    _ => Err(format!("0 of {blocks} blocks")),
                 }
-            },
-        )
-        .await;
-        self.told.timings.settle += millis(began);
-        let (known, _) = known?;
+            })
+            .await?;
         if known != blocks {
             self.note(format!(
                 "the router counts {known} stored blocks where {blocks} were stored"
@@ -276,7 +266,26 @@ impl Scene<'_> {
         Ok(())
     }
 
-    fn router_page(&self) -> String {
-        format!("{}/metrics", self.stack.plan.frontend_url)
+    /// Waits until two counts of stored blocks, one after the other, are the same, and `condition`
+    /// takes it.
+    async fn router_at_rest(
+        &mut self,
+        what: &str,
+        condition: impl Fn(u64) -> Result<u64, String>,
+    ) -> Result<u64, Failure> {
+        let url = format!("{}/metrics", self.stack.plan.frontend_url);
+        let deadline = self.patience();
+        let began = Instant::now();
+        let mut last = None;
+        let counted = wait_for(&self.scraper, &url, what, deadline, |page| {
+            let now = router::stored_blocks(page).unwrap_or(0);
+            match last.replace(now) {
+                Some(before) if before == now => condition(now),
+                _ => Err(format!("{now} blocks, and more of them arrive")),
+            }
+        })
+        .await;
+        self.told.timings.settle += millis(began);
+        counted.map(|(count, _)| count)
     }
 }

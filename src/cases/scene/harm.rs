@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 
 use super::{Scene, millis};
-use crate::client::{Observation, RequestFailure, RequestFailureKind, Transport};
-use crate::engine::readiness::lists_instance;
+use crate::client::{Observation, RequestFailure, RequestFailureKind};
 use crate::evidence::Measured;
 use crate::failure::{Class, Failure};
 use crate::plan::guard::service_name;
@@ -23,10 +22,8 @@ use crate::stack::wait::{self, Gave, Look};
 use crate::telemetry::guard::{Event, Journal, Promotion};
 use crate::verdict::Check;
 
-/// Between two looks at a log or a listing: times are taken from them.
+/// Between two looks at a log: times are taken from them.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// The most for one look at the front door.
-const LISTING_DEADLINE: Duration = Duration::from_secs(10);
 
 /// What a worker says whose peer is gone, or another than it knew.
 const OF_PEERS: &[&str] = &[
@@ -452,57 +449,6 @@ impl Scene<'_> {
     ) -> Result<Attempt, Failure> {
         let sent = self.send(label, prompt, worker)?;
         self.arrived(sent).await
-    }
-
-    /// Watches until the front door no longer lists `worker` as it is known now; when that was,
-    /// or `None` if it never was.
-    ///
-    /// # Errors
-    /// Environment, without a client.
-    pub fn watch_listing(&self, worker: usize) -> Result<JoinHandle<Option<u64>>, Failure> {
-        let id = self.worker(worker)?.instance_id;
-        let transport = Transport::new(LISTING_DEADLINE)?;
-        let url = format!("{}/health", self.stack.plan.frontend_url);
-        let bound = self.patience();
-        Ok(tokio::spawn(async move {
-            let gone = wait::until(bound, LOOK_EVERY, || async {
-                match transport.get_json(&url).await {
-                    Ok(health) if !lists_instance(&health, id) => Look::Ready(monotonic_ns()),
-                    Ok(_) => Look::<_, std::convert::Infallible>::NotYet("listed".to_owned()),
-                    Err(failure) => Look::NotYet(failure.to_string()),
-                }
-            });
-            gone.await.ok()
-        }))
-    }
-
-    /// Waits until the front door no longer lists a dead worker, which [`Self::watch_listing`]
-    /// watched; leaves the check that it does not. When that was.
-    ///
-    /// # Errors
-    /// Inconclusive, if nobody watched to the end.
-    pub async fn unlisted(
-        &mut self,
-        listing: JoinHandle<Option<u64>>,
-        what: &str,
-    ) -> Result<Option<u64>, Failure> {
-        let began = Instant::now();
-        let unlisted = listing.await.map_err(|error| {
-            Failure::inconclusive("nobody watched the listing to its end").found(error)
-        })?;
-        self.told.timings.settle += millis(began);
-        self.check(Check::new(
-            format!("dead_worker_unlisted[{what}]"),
-            Class::Product,
-            unlisted.is_some(),
-            "the front door no longer lists the dead worker",
-            if unlisted.is_some() {
-                "it does not"
-            } else {
-                "it still does"
-            },
-        ));
-        Ok(unlisted)
     }
 
     /// Says why what the reference answers in this arm cannot have been pinned.
