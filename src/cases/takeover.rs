@@ -8,7 +8,7 @@
 use super::flow::Flow;
 use super::scene::Scene;
 use super::scene::harm::{Attempt, GuardLog, Kill};
-use super::seed::{labelled, lot, seed_each};
+use super::seed::{introduce, labelled, lot, seed_each};
 use crate::client::Observation;
 use crate::failure::{Class, Failure};
 use crate::geometry::Geometry;
@@ -32,6 +32,8 @@ const LATE: usize = 3;
 /// Prompts that worker 0 holds, by what they are for.
 #[derive(Debug)]
 pub(super) struct Held {
+    /// Tells several lots of one arm apart.
+    round: String,
     /// Asked one after the other until the Guard serves one.
     pub(super) knocks: Vec<(String, Prompt)>,
     /// Asked when it does.
@@ -44,6 +46,7 @@ impl Held {
     /// `kept` prompts beside those that knock; `round` tells several lots of one arm apart.
     pub(super) fn new(scene: &Scene<'_>, round: &str, kept: usize) -> Self {
         Self {
+            round: round.to_owned(),
             knocks: lot(scene, &format!("{round}knock"), KNOCKS),
             kept: lot(scene, &format!("{round}kept"), kept),
             late: Vec::new(),
@@ -64,8 +67,11 @@ impl Held {
         lots.into_iter().flat_map(|lot| labelled(lot)).collect()
     }
 
-    /// Has `worker` compute them.
+    /// Has `worker` compute them, once it serves the other one as it should: whether its Guard
+    /// does as much is the question of every story here, and not whether it ever did.
     pub(super) async fn seed(&self, scene: &mut Scene<'_>, worker: usize) -> Result<(), Failure> {
+        let other = if worker == VICTIM { WITNESS } else { VICTIM };
+        introduce(scene, &self.round, worker, other).await?;
         seed_each(scene, &self.all(), worker).await
     }
 }

@@ -103,7 +103,7 @@ fn hinted_and_fresh<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fa
         scene.reference(&asked).await?;
         let reused = scene.reference_reused("hinted")?;
 
-        introduce(scene, 0, 1).await?;
+        introduce(scene, "", 0, 1).await?;
         seed(scene, &[("seed".into(), &hinted)], 0).await?;
         let before = scene.counters("seeded").await?;
         let seen = scene
@@ -158,7 +158,7 @@ fn partial_prefix_hint<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(),
 
         let seeded = pairs.iter();
         let seeded: Vec<_> = seeded.map(|(label, seeded, _)| (*label, seeded)).collect();
-        introduce(scene, 0, 1).await?;
+        introduce(scene, "", 0, 1).await?;
         seed_each(scene, &seeded, 0).await?;
         let before = scene.counters("seeded").await?;
         let (mut target, mut source) = (Flow::default(), Flow::default());
@@ -188,8 +188,8 @@ fn both_directions<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Fai
         let asked = [0, 1].map(|at| (prompts[at].0, &prompts[at].1));
         scene.reference(&asked).await?;
 
-        introduce(scene, 0, 1).await?;
-        introduce(scene, 1, 0).await?;
+        introduce(scene, "", 0, 1).await?;
+        introduce(scene, "", 1, 0).await?;
         for (worker, (label, prompt)) in asked.iter().enumerate() {
             seed(scene, &[(format!("{label}.seed"), prompt)], worker).await?;
         }
@@ -222,7 +222,7 @@ fn concurrent<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>
         let asked = labelled(&prompts);
         scene.reference(&asked).await?;
 
-        introduce(scene, 0, 1).await?;
+        introduce(scene, "", 0, 1).await?;
         seed_each(scene, &asked, 0).await?;
         let before = scene.counters("seeded").await?;
         let at_once: Vec<_> = asked
@@ -253,7 +253,7 @@ fn twice_at_once<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failu
         scene.reference(&[("prompt", &prompt)]).await?;
         let hit = scene.reference_reused("prompt")?;
 
-        introduce(scene, 0, 1).await?;
+        introduce(scene, "", 0, 1).await?;
         seed(scene, &[("seed".into(), &prompt)], 0).await?;
         let before = scene.counters("seeded").await?;
         let seen = scene
@@ -362,7 +362,7 @@ fn large<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
         scene.reference(&[("prompt", &prompt)]).await?;
         let hit = scene.reference_reused("prompt")?;
 
-        introduce(scene, 0, 1).await?;
+        introduce(scene, "", 0, 1).await?;
         seed(scene, &[("seed".into(), &prompt)], 0).await?;
         let before = scene.counters("seeded").await?;
         let seen = scene.ask("asked", &prompt, 1).await?;

@@ -57,7 +57,7 @@ fn tiers<'a>(scene: &'a mut Scene<'_>) -> BoxFuture<'a, Result<(), Failure>> {
         let mut rounds = Rounds::new(scene, &ways)?;
         room::for_local(scene, ways.len() as u64)?;
         rounds.ask_reference(scene).await?;
-        introduce(scene, VICTIM, WITNESS).await?;
+        introduce(scene, "", VICTIM, WITNESS).await?;
         for round in 0..rounds.count() {
             rounds.seed_peer(scene, round).await?;
             rounds.seed_local(scene, round).await?;

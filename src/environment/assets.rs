@@ -122,6 +122,11 @@ impl Recipe {
         ])
     }
 
+    /// Whether it is of the software under test, with a model and etcd, or of tools only.
+    pub(crate) fn is_of_the_product(&self) -> bool {
+        self.file(PREFLIGHT).is_some()
+    }
+
     /// Whether there is anything to put on the import path.
     pub(crate) fn has_overlay(&self) -> bool {
         self.overlay().next().is_some()

@@ -12,14 +12,14 @@ use crate::failure::Failure;
 use super::child::Search;
 use super::inventory::{self, Condition, Entry, Kind};
 use super::progress::{self, Reporter};
-use super::{Request, install, of_profile, space};
+use super::{Request, install, of_profile, peers, space};
 
 /// Environments: install, list, remove.
 #[derive(Clone, Debug, Subcommand)]
 pub enum EnvCommand {
     /// Install a locked environment and the profile's model; does nothing if both are there.
     Install {
-        /// Which one.
+        /// Which one; `peers` are the load generators that `cargo bench --bench streams` compares with.
         #[arg(default_value = "cpu")]
         name: String,
     },
@@ -56,6 +56,14 @@ fn run(
     reporter: &mut dyn Reporter,
 ) -> Result<ExitCode, Failure> {
     match command {
+        EnvCommand::Install { name } if name == peers::ALL => {
+            for peer in peers::Peer::EACH {
+                let program = peers::install(peer, cache, &Search::default(), reporter)?;
+                reporter.done(&format!("{} is ready.", peer.name()));
+                outln!("{:<10} {}", peer.name(), program.display());
+            }
+            Ok(ExitCode::SUCCESS)
+        }
         EnvCommand::Install { name } => {
             if profile.engine.kind.is_simulated() {
                 return Err(Failure::environment("nothing is to be installed")

@@ -55,13 +55,13 @@ pub(crate) enum State {
 /// Installs what is missing, and returns what there is then. Cheap when nothing is missing.
 pub fn install(request: &Request, reporter: &mut dyn Reporter) -> Result<Installed, Failure> {
     let recipe = Recipe::embedded(&request.name)?;
-    Installer::new(request, recipe)?.install(reporter)
+    Installer::new(&request.cache, &request.search, recipe)?.with_model(&request.model, reporter)
 }
 
 /// Returns what is installed, and changes nothing.
 pub fn locate(request: &Request) -> Result<Installed, Failure> {
     let recipe = Recipe::embedded(&request.name)?;
-    Installer::new(request, recipe)?.locate()
+    Installer::new(&request.cache, &request.search, recipe)?.locate_with_model(&request.model)
 }
 
 /// Whether the locked environment `name` was ever finished in `cache`, be it damaged since.
@@ -80,9 +80,9 @@ fn place(recipe: &Recipe, key: &str, cache: &Path) -> PathBuf {
     cache.join("env").join(name)
 }
 
-/// One request, with everything that follows from it before anything is written.
+/// One environment, with everything that follows from its recipe before anything is written.
 pub(crate) struct Installer<'a> {
-    request: &'a Request,
+    search: &'a Search,
     /// Absolute: helpers run in other directories.
     cache: PathBuf,
     recipe: Recipe,
@@ -92,8 +92,8 @@ pub(crate) struct Installer<'a> {
 }
 
 impl<'a> Installer<'a> {
-    pub(crate) fn new(request: &'a Request, recipe: Recipe) -> Result<Self, Failure> {
-        let cache = absolute(&request.cache)?;
+    pub(crate) fn new(cache: &Path, search: &'a Search, recipe: Recipe) -> Result<Self, Failure> {
+        let cache = absolute(cache)?;
         let placed = |minor| {
             let key = recipe.key(minor);
             let directory = place(&recipe, &key, &cache);
@@ -109,11 +109,11 @@ impl<'a> Installer<'a> {
         };
         let base = match known() {
             Some(base) => base,
-            None => interpreter::find(&request.search)?,
+            None => interpreter::find(search)?,
         };
         let (key, directory) = placed(base.minor());
         Ok(Self {
-            request,
+            search,
             cache,
             recipe,
             base,
@@ -122,7 +122,31 @@ impl<'a> Installer<'a> {
         })
     }
 
-    pub(crate) fn locate(&self) -> Result<Installed, Failure> {
+    /// The environment and the model, made where they are missing.
+    pub(crate) fn with_model(
+        &self,
+        model: &ModelRequest,
+        reporter: &mut dyn Reporter,
+    ) -> Result<Installed, Failure> {
+        let manifest = self.install(reporter)?;
+        let python = python(&self.directory);
+        let model = model::install(model, &self.recipe, &self.cache, &python, reporter)?;
+        Ok(self.installed(manifest, model))
+    }
+
+    /// The environment and the model, if they are there.
+    pub(crate) fn locate_with_model(&self, model: &ModelRequest) -> Result<Installed, Failure> {
+        let manifest = self.locate()?;
+        let model = model::locate(model, &self.recipe, &self.cache)?;
+        Ok(self.installed(manifest, model))
+    }
+
+    /// Where the environment's programs are.
+    pub(crate) fn programs(&self) -> PathBuf {
+        self.directory.join("venv/bin")
+    }
+
+    pub(crate) fn locate(&self) -> Result<Manifest, Failure> {
         let install = format!("run `kvcr-phase1 env install {}`", self.recipe.name);
         let absent = |what: &str, found: String| {
             Failure::environment(format!("the `{}` environment is {what}", self.recipe.name))
@@ -131,38 +155,31 @@ impl<'a> Installer<'a> {
                 .hint(&install)
         };
         match self.state() {
-            State::Complete(manifest) => {
-                let model = model::locate(&self.request.model, &self.recipe, &self.cache)?;
-                Ok(self.installed(*manifest, model))
-            }
+            State::Complete(manifest) => Ok(*manifest),
             State::Absent => Err(absent("not installed", "nothing".to_owned())),
             State::Interrupted => Err(absent("not installed", "an unfinished install".to_owned())),
             State::Damaged(why) => Err(absent("damaged", why)),
         }
     }
 
-    pub(crate) fn install(&self, reporter: &mut dyn Reporter) -> Result<Installed, Failure> {
+    pub(crate) fn install(&self, reporter: &mut dyn Reporter) -> Result<Manifest, Failure> {
         // Without a lock, so that a complete install in a read-only cache can be used.
         if let State::Complete(manifest) = self.state() {
-            return self.with_model(*manifest, reporter);
+            return Ok(*manifest);
         }
         log::create_dir(&self.cache.join("env"))?;
         let held = lock::wait_to_install(&self.directory, INSTALL_LIMIT, reporter)?;
-        let manifest = match self.state() {
-            State::Complete(manifest) => *manifest,
+        match self.state() {
+            State::Complete(manifest) => Ok(*manifest),
             state => {
                 let _unused = self.wipe(&state, reporter)?;
-                match self.build(&held, reporter) {
-                    Ok(manifest) => manifest,
-                    Err(failure) => {
-                        self.tidy();
-                        return Err(failure);
-                    }
+                let built = self.build(&held, reporter);
+                if built.is_err() {
+                    self.tidy();
                 }
+                built
             }
-        };
-        drop(held);
-        self.with_model(manifest, reporter)
+        }
     }
 
     /// Looks at what is there, cheaply enough for every start.
@@ -269,7 +286,7 @@ impl<'a> Installer<'a> {
             &self.recipe.pins.uv,
             &self.cache,
             &self.base,
-            &self.request.search,
+            self.search,
             reporter,
         )?;
         if let Some(uv_cache) = uv_cache(&uv)
@@ -325,9 +342,18 @@ impl<'a> Installer<'a> {
         )?;
 
         self.recipe.write_overlay(&self.directory).map_err(write)?;
-        reporter.step("Looking for etcd");
-        let etcd = etcd::find_or_bring(&self.directory, &self.request.search, &log_path, held);
-        reporter.note(&etcd.reason);
+        let etcd = match self.recipe.is_of_the_product() {
+            true => {
+                reporter.step("Looking for etcd");
+                let etcd = etcd::find_or_bring(&self.directory, self.search, &log_path, held);
+                reporter.note(&etcd.reason);
+                etcd
+            }
+            false => Choice {
+                program: None,
+                reason: "tools need none".to_owned(),
+            },
+        };
 
         let installed = interpreter::ask(&python(&self.directory)).map_err(|why| {
             Failure::environment("the new environment's interpreter does not run")
@@ -383,21 +409,6 @@ impl<'a> Installer<'a> {
         }
     }
 
-    fn with_model(
-        &self,
-        manifest: Manifest,
-        reporter: &mut dyn Reporter,
-    ) -> Result<Installed, Failure> {
-        let model = model::install(
-            &self.request.model,
-            &self.recipe,
-            &self.cache,
-            &python(&self.directory),
-            reporter,
-        )?;
-        Ok(self.installed(manifest, model))
-    }
-
     fn installed(&self, manifest: Manifest, model: Model) -> Installed {
         Installed {
             key: self.key.clone(),
@@ -421,7 +432,7 @@ impl<'a> Installer<'a> {
                 reason: manifest.etcd_reason.clone(),
             };
         }
-        etcd::find(Some(&self.directory), &self.request.search).unwrap_or_else(|| Choice {
+        etcd::find(Some(&self.directory), self.search).unwrap_or_else(|| Choice {
             program: None,
             reason: manifest.etcd_reason.clone(),
         })

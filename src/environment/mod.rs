@@ -32,6 +32,7 @@ mod manifest;
 mod model;
 mod of_profile;
 mod packages;
+pub mod peers;
 pub mod preflight;
 mod program;
 pub mod progress;

@@ -91,7 +91,11 @@ esac"#
     fn recipe() -> Recipe {
         let mut recipe = Recipe::embedded("cpu").unwrap();
         recipe.files.clear();
-        for (name, text) in [(assets::LOCK, "kvcr==0.1.1\n"), ("overlay/a.py", "pass\n")] {
+        for (name, text) in [
+            (assets::LOCK, "kvcr==0.1.1\n"),
+            (assets::PREFLIGHT, ""),
+            ("overlay/a.py", "pass\n"),
+        ] {
             recipe.files.insert(name.to_owned(), text.as_bytes().into());
         }
         recipe.pins.disk.clear();
@@ -100,12 +104,14 @@ esac"#
 
     fn install(&self, reporter: &mut dyn Reporter) -> Result<Installed, Failure> {
         let request = self.request();
-        Installer::new(&request, Self::recipe())?.install(reporter)
+        Installer::new(&request.cache, &request.search, Self::recipe())?
+            .with_model(&request.model, reporter)
     }
 
     fn locate(&self) -> Result<Installed, Failure> {
         let request = self.request();
-        Installer::new(&request, Self::recipe())?.locate()
+        Installer::new(&request.cache, &request.search, Self::recipe())?
+            .locate_with_model(&request.model)
     }
 
     fn installs(&self) -> usize {
@@ -166,9 +172,9 @@ fn a_relative_cache_is_the_same_place() {
     let mut request = machine.request();
     let up = std::env::current_dir().unwrap().components().count() - 1;
     request.cache = PathBuf::from("../".repeat(up)).join(request.cache.strip_prefix("/").unwrap());
-    let found = Installer::new(&request, Machine::recipe())
+    let found = Installer::new(&request.cache, &request.search, Machine::recipe())
         .unwrap()
-        .locate()
+        .locate_with_model(&request.model)
         .unwrap();
     assert_eq!(found.packages, installed.packages);
     assert!(found.program.path().is_absolute());
@@ -373,7 +379,7 @@ fn a_full_disk_is_found_before_anything_is_done() {
     };
     recipe.pins.disk.insert("cpu".to_owned(), need);
     let request = machine.request();
-    let failure = Installer::new(&request, recipe)
+    let failure = Installer::new(&request.cache, &request.search, recipe)
         .unwrap()
         .install(&mut Silent)
         .unwrap_err();
