@@ -16,6 +16,7 @@
 
 mod drive;
 mod idle;
+#[path = "../report.rs"]
 mod report;
 
 use std::process::ExitCode;
@@ -75,7 +76,7 @@ fn conclude(report: &Report, args: &Args) -> Result<ExitCode, Problem> {
 }
 
 fn measure() -> Result<Report, Problem> {
-    let mut report = Report::begin();
+    let mut report = Report::begin("stack");
     let bench = Bench::new()?;
 
     // Before any stack, so that nothing else wants the cores.

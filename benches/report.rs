@@ -10,10 +10,6 @@ use procfs::Current;
 
 use crate::Problem;
 
-/// What encloses the table in the document.
-const BEGIN: &str = "<!-- stack: begin; `cargo bench --bench stack -- --write` replaces this -->";
-const END: &str = "<!-- stack: end -->";
-
 /// Above this the machine had something else to do.
 const QUIET: f32 = 1.5;
 
@@ -35,13 +31,17 @@ impl Claim {
 
 /// All claims, and the machine that they were measured on.
 pub(crate) struct Report {
+    /// What the bench is called.
+    name: &'static str,
     machine: String,
+    /// What the claims were made from, as Markdown; may be empty.
+    pub(crate) details: String,
     pub(crate) claims: Vec<Claim>,
 }
 
 impl Report {
     /// Looks at the machine before anything runs on it.
-    pub(crate) fn begin() -> Self {
+    pub(crate) fn begin(name: &'static str) -> Self {
         let host = host::read();
         let load = procfs::LoadAverage::current().map_or(f32::NAN, |load| load.one);
         let quiet = match load <= QUIET {
@@ -49,6 +49,8 @@ impl Report {
             false => " — **not quiet: these numbers mean little**",
         };
         Self {
+            name,
+            details: String::new(),
             machine: format!(
                 "kvcr-phase1 {} on {}, {} cores, Linux {}; {}; load before the start {load:.2}{quiet}",
                 env!("CARGO_PKG_VERSION"),
@@ -66,16 +68,28 @@ impl Report {
         self.claims.iter().all(Claim::held)
     }
 
-    /// Replaces the table in the document; its path.
+    /// What encloses the bench's part of the document.
+    fn markers(&self) -> [String; 2] {
+        let name = self.name;
+        [
+            format!(
+                "<!-- {name}: begin; `cargo bench --bench {name} -- --write` replaces this -->"
+            ),
+            format!("<!-- {name}: end -->"),
+        ]
+    }
+
+    /// Replaces that part; the document's path.
     pub(crate) fn write(&self) -> Result<PathBuf, Problem> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/benchmarks.md");
         let text = fs::read_to_string(&path)?;
-        let parts = text.split_once(BEGIN).and_then(|(before, rest)| {
-            let (_, after) = rest.split_once(END)?;
+        let [begin, end] = self.markers();
+        let parts = text.split_once(&begin).and_then(|(before, rest)| {
+            let (_, after) = rest.split_once(&end)?;
             Some((before, after))
         });
         let (before, after) = parts.ok_or("docs/benchmarks.md has lost its markers")?;
-        fs::write(&path, format!("{before}{BEGIN}\n{self}\n{END}{after}"))?;
+        fs::write(&path, format!("{before}{begin}\n{self}\n{end}{after}"))?;
         Ok(path)
     }
 }
@@ -96,13 +110,18 @@ impl fmt::Display for Report {
                 claim.how.clone(),
             ]);
         }
-        write!(f, "{}\n\n{table}", self.machine)
+        writeln!(f, "{}\n", self.machine)?;
+        if !self.details.is_empty() {
+            writeln!(f, "{}\n", self.details)?;
+        }
+        write!(f, "{table}")
     }
 }
 
 fn short(number: f64) -> String {
     match number {
-        0.0..10.0 => format!("{number:.2}"),
+        0.0..1.0 => format!("{number:.3}"),
+        1.0..10.0 => format!("{number:.2}"),
         _ => format!("{number:.0}"),
     }
 }

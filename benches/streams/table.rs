@@ -1,0 +1,145 @@
+//! What was measured, and what is claimed of it.
+
+use comfy_table::{CellAlignment, Table, presets};
+
+use crate::clients::Client;
+use crate::outputs::{Errors, quantile};
+use crate::report::Claim;
+use crate::server::TOKENS;
+
+/// Where the claims are made, and where cost has to be linear still.
+const AT: usize = 256;
+const MOST: usize = 1000;
+
+/// One load of one client.
+pub(crate) struct Row {
+    pub(crate) client: Client,
+    pub(crate) count: usize,
+    /// Seconds of user and system time, its start included.
+    pub(crate) cpu_s: f64,
+    pub(crate) errors: Errors,
+}
+
+impl Row {
+    fn tokens(&self) -> f64 {
+        (self.count * TOKENS) as f64
+    }
+
+    fn ttft_ms(&self, share: f64) -> f64 {
+        quantile(&self.errors.ttft_ms, share).unwrap_or(f64::INFINITY)
+    }
+}
+
+/// Microseconds of CPU for each token: what a load took more than the load of one stream did,
+/// which is what the client needs to start.
+fn cpu_us(rows: &[Row], row: &Row) -> Option<f64> {
+    let one = rows
+        .iter()
+        .find(|other| other.client == row.client && other.count == 1)?;
+    let tokens = row.tokens() - one.tokens();
+    (tokens > 0.0).then(|| (row.cpu_s - one.cpu_s) * 1e6 / tokens)
+}
+
+/// Every load, as a table.
+pub(crate) fn details(rows: &[Row]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::ASCII_MARKDOWN);
+    table.set_header([
+        "streams",
+        "client",
+        "TTFT error, median",
+        "p99",
+        "ITL error, median",
+        "p99",
+        "CPU a token",
+        "CPU in all",
+        "start skew",
+        "streams read",
+    ]);
+    let ms = |value: Option<f64>| value.map_or("–".to_owned(), |ms| format!("{ms:.3} ms"));
+    for row in rows {
+        let Errors {
+            ttft_ms,
+            itl_ms,
+            skew_ms,
+        } = &row.errors;
+        table.add_row([
+            row.count.to_string(),
+            row.client.name().to_owned(),
+            ms(quantile(ttft_ms, 0.5)),
+            ms(quantile(ttft_ms, 0.99)),
+            ms(quantile(itl_ms, 0.5)),
+            ms(quantile(itl_ms, 0.99)),
+            cpu_us(rows, row).map_or("–".to_owned(), |us| format!("{us:.0} µs")),
+            format!("{:.2} s", row.cpu_s),
+            format!("{skew_ms:.1} ms"),
+            format!("{} of {}", ttft_ms.len(), row.count),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(2) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+/// The claims that can be made of `rows`.
+pub(crate) fn claims(rows: &[Row]) -> Vec<Claim> {
+    let of = |client, count| {
+        rows.iter()
+            .find(|row| row.client == client && row.count == count)
+    };
+    let Some(ours) = of(Client::Ours, AT) else {
+        return Vec::new();
+    };
+    let peers = || {
+        rows.iter()
+            .filter(|row| row.count == AT && row.client != Client::Ours)
+    };
+    let mut claims = vec![
+        Claim {
+            what: "median error of TTFT, 256 streams",
+            measured: ours.ttft_ms(0.5),
+            limit: 0.2,
+            unit: " ms",
+            how: format!("{} streams", ours.errors.ttft_ms.len()),
+        },
+        Claim {
+            what: "p99 of it",
+            measured: ours.ttft_ms(0.99),
+            limit: 2.0,
+            unit: " ms",
+            how: format!("{} streams", ours.errors.ttft_ms.len()),
+        },
+    ];
+    let best = peers().map(|row| (row.ttft_ms(0.99), row.client));
+    if let Some((error, client)) = best.min_by(|a, b| a.0.total_cmp(&b.0)) {
+        claims.push(Claim {
+            what: "p99 of it ÷ the best peer's",
+            measured: ours.ttft_ms(0.99) / error,
+            limit: 0.1,
+            unit: "",
+            how: format!("{error:.1} ms, {}", client.name()),
+        });
+    }
+    let cost = |row: &Row| cpu_us(rows, row).unwrap_or(f64::INFINITY);
+    let best = peers().map(|row| (cost(row), row.client));
+    if let Some((us, client)) = best.min_by(|a, b| a.0.total_cmp(&b.0)) {
+        claims.push(Claim {
+            what: "CPU a token ÷ the best peer's, 256 streams",
+            measured: cost(ours) / us,
+            limit: 0.1,
+            unit: "",
+            how: format!("{:.1} µs ÷ {us:.1} µs, {}", cost(ours), client.name()),
+        });
+    }
+    if let Some(most) = of(Client::Ours, MOST) {
+        claims.push(Claim {
+            what: "CPU a token, 1,000 streams ÷ 256 streams",
+            measured: cost(most) / cost(ours),
+            limit: 1.5,
+            unit: "",
+            how: format!("{:.1} µs ÷ {:.1} µs", cost(most), cost(ours)),
+        });
+    }
+    claims
+}
