@@ -12,6 +12,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::Reading;
+pub use series::Series;
+
+mod line;
+mod series;
 
 /// What a `# TYPE` line says.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -26,71 +30,6 @@ pub enum Kind {
     Summary,
     /// `untyped`, `unknown`, or a word we do not know.
     Untyped,
-}
-
-/// A name with its labels, sorted by label name.
-#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
-pub struct Series {
-    name: String,
-    labels: Vec<(String, String)>,
-}
-
-impl Series {
-    /// A series; the order of `labels` does not matter.
-    pub fn new(name: impl Into<String>, labels: &[(&str, &str)]) -> Self {
-        let mut labels: Vec<_> = labels
-            .iter()
-            .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
-            .collect();
-        labels.sort();
-        Self {
-            name: name.into(),
-            labels,
-        }
-    }
-
-    /// Its name: `vllm:kvcr_transfer_blocks_total`.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Its labels, by name.
-    pub fn labels(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.labels.iter().map(|(k, v)| (k.as_str(), v.as_str()))
-    }
-
-    /// The value of one label.
-    pub fn label(&self, key: &str) -> Option<&str> {
-        self.labels().find(|(k, _)| *k == key).map(|(_, v)| v)
-    }
-
-    /// Whether it carries all of `labels`; others do not matter.
-    pub fn has(&self, labels: &[(&str, &str)]) -> bool {
-        labels.iter().all(|(k, v)| self.label(k) == Some(*v))
-    }
-}
-
-impl fmt::Display for Series {
-    /// As it stands on a page, escapes included.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.name)?;
-        for (i, (key, value)) in self.labels().enumerate() {
-            write!(f, "{}{key}=\"", if i == 0 { "{" } else { "," })?;
-            for c in value.chars() {
-                match c {
-                    '\\' => f.write_str("\\\\")?,
-                    '"' => f.write_str("\\\"")?,
-                    '\n' => f.write_str("\\n")?,
-                    c => write!(f, "{c}")?,
-                }
-            }
-            f.write_str("\"")?;
-        }
-        if !self.labels.is_empty() {
-            f.write_str("}")?;
-        }
-        Ok(())
-    }
 }
 
 /// Why a line, or the page, is not what it should be.
@@ -124,29 +63,39 @@ impl fmt::Display for Problem {
     }
 }
 
+/// A line that was read.
+struct Sample<'a> {
+    series: Series,
+    value: f64,
+    /// The line's number, from 1.
+    number: usize,
+    line: &'a str,
+}
+
 /// One scrape, parsed.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
     kinds: BTreeMap<String, Kind>,
+    /// Every series once, in order, and where its values end in `values`.
+    series: Vec<(Series, usize)>,
     /// One value for each series, except where the page repeats itself.
-    samples: BTreeMap<Series, Vec<f64>>,
+    values: Vec<f64>,
     problems: Vec<Problem>,
 }
 
 impl Page {
     /// Reads a whole page. Never fails: what could not be read is in [`Self::problems`].
-    /// Timestamps and exemplars are accepted and dropped. Linear in the length of `text`.
+    /// Timestamps and exemplars are accepted and dropped. Looks at `text` once.
     pub fn parse(text: &str) -> Self {
         let mut page = Self::default();
-        let complete = text.is_empty() || text.ends_with('\n');
-        let lines = text.lines().count();
-        for (i, line) in text.lines().enumerate() {
-            let number = i + 1;
-            if !complete && number == lines {
+        let mut reader = line::Reader::default();
+        let mut samples = Vec::new();
+        for (number, line) in (1..).zip(text.split_inclusive('\n')) {
+            let Some(line) = line.strip_suffix('\n') else {
                 // `1` may be the beginning of `123`: a cut line is reported, not read.
                 page.problem(number, Fault::Truncated, line);
                 break;
-            }
+            };
             let line = line.trim_matches([' ', '\t', '\r']);
             if line.is_empty() {
                 continue;
@@ -155,18 +104,37 @@ impl Page {
                 page.comment(comment);
                 continue;
             }
-            match sample(line) {
-                Ok((series, value)) => {
-                    let values = page.samples.entry(series).or_default();
-                    values.push(value);
-                    if values.len() > 1 {
-                        page.problem(number, Fault::Duplicate, line);
-                    }
-                }
+            match reader.sample(line) {
+                Ok((series, value)) => samples.push(Sample {
+                    series,
+                    value,
+                    number,
+                    line,
+                }),
                 Err(why) => page.problem(number, Fault::Malformed(why), line),
             }
         }
+        page.keep(samples);
         page
+    }
+
+    /// Puts samples in order, those of one series together as they came.
+    fn keep(&mut self, mut samples: Vec<Sample<'_>>) {
+        samples.sort_by(|a, b| a.series.cmp(&b.series));
+        self.series.reserve_exact(samples.len());
+        self.values.reserve_exact(samples.len());
+        for sample in samples {
+            self.values.push(sample.value);
+            let end = self.values.len();
+            match self.series.last_mut() {
+                Some((series, ends)) if *series == sample.series => {
+                    *ends = end;
+                    self.problem(sample.number, Fault::Duplicate, sample.line);
+                }
+                _ => self.series.push((sample.series, end)),
+            }
+        }
+        self.problems.sort_by_key(|problem| problem.line);
     }
 
     fn problem(&mut self, line: usize, fault: Fault, text: &str) {
@@ -205,26 +173,43 @@ impl Page {
         !self.problems.iter().any(|p| p.fault == Fault::Truncated)
     }
 
-    /// Every series with its value, or its values where the page repeats itself.
+    /// Every series with its value, or its values where the page repeats itself; in order.
     pub fn samples(&self) -> impl Iterator<Item = (&Series, &[f64])> {
-        self.samples.iter().map(|(s, v)| (s, v.as_slice()))
+        self.samples_from(0)
     }
 
     /// Values of exactly this series; empty if it is not on the page.
     pub fn values(&self, series: &Series) -> &[f64] {
-        self.samples.get(series).map_or(&[], Vec::as_slice)
+        match self.series.binary_search_by(|(one, _)| one.cmp(series)) {
+            Ok(at) => &self.values[self.begin(at)..self.series[at].1],
+            Err(_) => &[],
+        }
     }
 
     /// Series of one name.
     pub fn named(&self, name: &str) -> impl Iterator<Item = (&Series, &[f64])> {
-        let first = Series::new(name, &[]);
-        self.samples
-            .range(first..)
-            .take_while({
-                let name = name.to_owned();
-                move |(series, _)| series.name == name
-            })
-            .map(|(s, v)| (s, v.as_slice()))
+        let first = self.series.partition_point(|(one, _)| one.name() < name);
+        self.samples_from(first).take_while({
+            let name = name.to_owned();
+            move |(series, _)| series.name() == name
+        })
+    }
+
+    fn samples_from(&self, first: usize) -> impl Iterator<Item = (&Series, &[f64])> {
+        let mut from = self.begin(first);
+        self.series[first..].iter().map(move |(series, to)| {
+            let values = &self.values[from..*to];
+            from = *to;
+            (series, values)
+        })
+    }
+
+    /// Where the values of the series at `at` begin.
+    fn begin(&self, at: usize) -> usize {
+        match at.checked_sub(1) {
+            Some(before) => self.series[before].1,
+            None => 0,
+        }
     }
 
     /// The declared kind of the family that a sample of this name belongs to: the name itself,
@@ -285,7 +270,11 @@ impl Page {
 
     /// Every value that a label has anywhere on the page, sorted, each once.
     pub fn label_values(&self, key: &str) -> Vec<&str> {
-        let mut values: Vec<_> = self.samples.keys().filter_map(|s| s.label(key)).collect();
+        let mut values: Vec<_> = self
+            .series
+            .iter()
+            .filter_map(|(s, _)| s.label(key))
+            .collect();
         values.sort_unstable();
         values.dedup();
         values
@@ -297,273 +286,7 @@ impl Page {
     }
 }
 
-/// `name{label="value",…} value [timestamp] [# exemplar]`.
-fn sample(line: &str) -> Result<(Series, f64), &'static str> {
-    let mut at = Cursor { rest: line };
-    let name = at.name().ok_or("no metric name")?.to_owned();
-    let mut labels = Vec::new();
-    at.blank();
-    if at.eat('{') {
-        loop {
-            at.blank();
-            if at.eat('}') {
-                break;
-            }
-            let key = at.name().ok_or("no label name")?.to_owned();
-            at.blank();
-            if !at.eat('=') {
-                return Err("no = after a label name");
-            }
-            at.blank();
-            let value = at.quoted()?;
-            labels.push((key, value));
-            at.blank();
-            if at.eat('}') {
-                break;
-            }
-            if !at.eat(',') {
-                return Err("neither , nor } after a label");
-            }
-        }
-    }
-    labels.sort();
-    if labels.windows(2).any(|pair| pair[0].0 == pair[1].0) {
-        return Err("a label twice in one series");
-    }
-    // An exemplar follows a lone `#`; labels, where a `#` may stand, are behind us.
-    let tail = at.rest.split(" #").next().unwrap_or_default();
-    let mut words = tail.split_ascii_whitespace();
-    let value = words.next().ok_or("no value")?;
-    // Rust reads every spelling that the format allows: NaN, +Inf, 1e-05.
-    let value = value.parse::<f64>().map_err(|_| "value is not a number")?;
-    match words.next().map(str::parse::<f64>) {
-        None | Some(Ok(_)) => {}
-        Some(Err(_)) => return Err("timestamp is not a number"),
-    }
-    if words.next().is_some() {
-        return Err("words after the timestamp");
-    }
-    Ok((Series { name, labels }, value))
-}
-
-struct Cursor<'a> {
-    rest: &'a str,
-}
-
-impl<'a> Cursor<'a> {
-    fn blank(&mut self) {
-        self.rest = self.rest.trim_start_matches([' ', '\t']);
-    }
-
-    fn eat(&mut self, c: char) -> bool {
-        match self.rest.strip_prefix(c) {
-            Some(rest) => {
-                self.rest = rest;
-                true
-            }
-            None => false,
-        }
-    }
-
-    fn name(&mut self) -> Option<&'a str> {
-        let end = self
-            .rest
-            .find(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':'))
-            .unwrap_or(self.rest.len());
-        let (name, rest) = self.rest.split_at(end);
-        if name.is_empty() || name.starts_with(|c: char| c.is_ascii_digit()) {
-            return None;
-        }
-        self.rest = rest;
-        Some(name)
-    }
-
-    fn quoted(&mut self) -> Result<String, &'static str> {
-        if !self.eat('"') {
-            return Err("label value is not quoted");
-        }
-        let mut value = String::new();
-        let mut chars = self.rest.char_indices();
-        while let Some((i, c)) = chars.next() {
-            match c {
-                '"' => {
-                    self.rest = &self.rest[i + 1..];
-                    return Ok(value);
-                }
-                '\\' => match chars.next().map(|(_, c)| c) {
-                    Some('n') => value.push('\n'),
-                    Some(c @ ('\\' | '"')) => value.push(c),
-                    _ => return Err("unknown escape in a label value"),
-                },
-                c => value.push(c),
-            }
-        }
-        Err("label value has no end")
-    }
-}
-
 #[cfg(test)]
 mod handed;
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn value(page: &Page, name: &str, labels: &[(&str, &str)]) -> f64 {
-        match page.read(name, labels) {
-            Reading::Value(value) => value,
-            other => panic!("{name}: {other:?}"),
-        }
-    }
-
-    #[test]
-    fn values_of_a_label_are_listed_once_and_in_order() {
-        let page = Page::parse("a{l=\"y\"} 1\nb{l=\"x\"} 1\nb{l=\"y\"} 1\nc{m=\"z\"} 1\n");
-        assert_eq!(page.label_values("l"), ["x", "y"]);
-        assert!(page.label_values("n").is_empty());
-    }
-
-    #[test]
-    fn a_problem_names_its_line() {
-        let page = Page::parse("a 1\na 1\n");
-        let problem = page.problems()[0].to_string();
-        assert_eq!(problem, "line 2: the same series a second time: a 1");
-    }
-
-    #[test]
-    fn every_kind_is_told_from_the_others() {
-        let kinds = [
-            ("counter", Kind::Counter),
-            ("gauge", Kind::Gauge),
-            ("histogram", Kind::Histogram),
-            ("summary", Kind::Summary),
-            ("unknown", Kind::Untyped),
-        ];
-        for (word, kind) in kinds {
-            let page = Page::parse(&format!("# TYPE f {word}\n"));
-            assert_eq!(page.kind("f"), Some(kind), "{word}");
-        }
-    }
-
-    #[test]
-    fn reads_what_the_format_allows() {
-        let page = Page::parse(concat!(
-            "# HELP a_total says \"quotes\" and \\n\n",
-            "# TYPE a_total counter\n",
-            "a_total{l=\"x\\\"y\\\\z\\nw\"} 1\n",
-            "a_total{l=\"comma, and } brace # hash\" , } 2\n",
-            "# a comment\n",
-            "\n",
-            "vllm:colon_total{e=\"0\"} 1.7960348847795017e+09\r\n",
-            "  inf +Inf\n",
-            "ninf -Inf\n",
-            "stamped 5 1700000000123\n",
-            "exemplar_total{a=\"b\"} 6 # {trace_id=\"x\"} 0.5 1.0\n",
-            "small 1e-05\n",
-        ));
-        assert_eq!(page.problems(), []);
-        assert_eq!(value(&page, "a_total", &[("l", "x\"y\\z\nw")]), 1.0);
-        assert_eq!(value(&page, "a_total", &[]), 3.0);
-        assert_eq!(
-            value(&page, "vllm:colon_total", &[]),
-            1_796_034_884.779_501_7
-        );
-        assert_eq!(page.values(&Series::new("inf", &[])), [f64::INFINITY]);
-        assert_eq!(page.values(&Series::new("ninf", &[])), [f64::NEG_INFINITY]);
-        assert_eq!(value(&page, "stamped", &[]), 5.0);
-        assert_eq!(value(&page, "exemplar_total", &[("a", "b")]), 6.0);
-        assert_eq!(value(&page, "small", &[]), 1e-5);
-    }
-
-    #[test]
-    fn nothing_is_lost_in_silence() {
-        for (line, fault) in [
-            ("1name 2", "no metric name"),
-            ("a", "no value"),
-            ("a x", "value is not a number"),
-            ("a 1 x", "timestamp is not a number"),
-            ("a 1 2 3", "words after the timestamp"),
-            ("a{b=\"c\" 1", "neither , nor } after a label"),
-            ("a{b=\"c", "label value has no end"),
-            ("a{b=c} 1", "label value is not quoted"),
-            ("a{b=\"\\t\"} 1", "unknown escape in a label value"),
-            ("a{b=\"1\",b=\"2\"} 1", "a label twice in one series"),
-            ("a{b} 1", "no = after a label name"),
-            ("a{} ", "no value"),
-        ] {
-            let page = Page::parse(&format!("{line}\n"));
-            assert_eq!(page.samples().count(), 0, "{line}");
-            assert_eq!(page.problems()[0].fault, Fault::Malformed(fault), "{line}");
-            assert!(page.is_complete());
-        }
-    }
-
-    #[test]
-    fn duplicates_are_kept_and_reported_and_unreadable() {
-        let page = Page::parse("a{x=\"1\"} 1\na{x=\"1\"} 2\n");
-        assert_eq!(page.values(&Series::new("a", &[("x", "1")])), [1.0, 2.0]);
-        assert_eq!(page.problems()[0].fault, Fault::Duplicate);
-        assert!(matches!(page.read("a", &[]), Reading::Unusable(_)));
-    }
-
-    #[test]
-    fn a_cut_line_is_reported_and_not_read() {
-        let page = Page::parse("a 1\nb 12");
-        assert!(!page.is_complete());
-        assert_eq!(page.read("b", &[]), Reading::Absent);
-        assert_eq!(page.read("a", &[]), Reading::Value(1.0));
-    }
-
-    #[test]
-    fn declared_without_a_sample_is_silent_and_undeclared_is_absent() {
-        let page = Page::parse("# TYPE d histogram\n# TYPE c_total counter\nc_total{x=\"1\"} 0\n");
-        assert_eq!(page.read("d_count", &[]), Reading::Silent);
-        assert_eq!(page.read("c_total", &[("x", "2")]), Reading::Silent);
-        assert_eq!(page.read("c_total", &[("x", "1")]), Reading::Value(0.0));
-        assert_eq!(page.read("e_total", &[]), Reading::Absent);
-    }
-
-    #[test]
-    fn a_page_of_five_megabytes_is_read_completely() {
-        let mut text = String::from("# TYPE m_total counter\n");
-        let mut lines = 0_u32;
-        while text.len() < 5 << 20 {
-            text.push_str(&format!(
-                "m_total{{engine=\"0\",worker=\"{lines}\"}} {lines}.0\n"
-            ));
-            lines += 1;
-        }
-        let page = Page::parse(&text);
-        assert_eq!(page.problems(), []);
-        assert_eq!(page.samples().count(), lines as usize);
-    }
-
-    proptest! {
-        #[test]
-        fn what_is_printed_is_read_back(
-            name in "[a-zA-Z_:][a-zA-Z0-9_:]{0,20}",
-            labels in proptest::collection::btree_map("[a-zA-Z_][a-zA-Z0-9_]{0,8}", any::<String>(), 0..4),
-            value in any::<f64>(),
-        ) {
-            // Values never hold a bare carriage return or newline: the latter is escaped, and
-            // `lines` takes the former only at the end of a line, where a digit stands.
-            let labels: Vec<_> = labels.iter().map(|(k, v)| (k.as_str(), v.as_str())).collect();
-            let series = Series::new(name, &labels);
-            let page = Page::parse(&format!("{series} {value}\n"));
-            prop_assert_eq!(page.problems(), &[]);
-            let [read] = page.values(&series) else { panic!("{series} is not there") };
-            prop_assert!(read.to_bits() == value.to_bits() || (read.is_nan() && value.is_nan()));
-        }
-
-        #[test]
-        fn no_input_panics(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
-            let _ = Page::parse(&String::from_utf8_lossy(&bytes));
-        }
-
-        #[test]
-        fn nothing_that_looks_like_a_page_panics(text in "[a{}\",=\\\\n#\n 1+.eINaTYP_]{0,80}") {
-            let _ = Page::parse(&text);
-        }
-    }
-}
+mod tests;
