@@ -3,7 +3,7 @@
 use kvcr_phase1::telemetry::Page;
 
 /// Panics if `input` shows that one of them does not hold.
-pub fn hold(input: &[u8]) {
+pub(crate) fn hold(input: &[u8]) {
     let text = String::from_utf8_lossy(input);
     let page = Page::parse(&text);
     assert_eq!(page.is_complete(), text.is_empty() || text.ends_with('\n'));

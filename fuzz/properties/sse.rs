@@ -55,7 +55,7 @@ fn said(mut events: Vec<Event>) -> Vec<Event> {
 }
 
 /// Panics if `input` shows that one of them does not hold.
-pub fn hold(input: &[u8]) {
+pub(crate) fn hold(input: &[u8]) {
     let pieces: Vec<&[u8]> = input.split(|byte| *byte == 0xFF).collect();
     let bytes = pieces.concat();
     let (cut, cut_end) = read(pieces.iter().copied());

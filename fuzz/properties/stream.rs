@@ -40,7 +40,7 @@ fn came<'a>(how: u8, pieces: impl IntoIterator<Item = &'a [u8]>) -> Arrivals {
 }
 
 /// Panics if `input` shows that one of them does not hold.
-pub fn hold(input: &[u8]) {
+pub(crate) fn hold(input: &[u8]) {
     let Some((how, body)) = input.split_first() else {
         return;
     };
