@@ -146,16 +146,18 @@ pub(crate) fn claims(rows: &[Row]) -> Vec<Claim> {
             how,
         }
     };
-    claims.push(beside(
-        "p99 of it ÷ the best peer's",
-        &|row| row.ttft_ms(0.99),
-        "ms",
-    ));
-    claims.push(beside(
-        "CPU a token ÷ the best peer's, 256 streams",
-        &cost,
-        "µs",
-    ));
+    if rows.iter().any(|row| row.client != Client::Ours) {
+        claims.push(beside(
+            "p99 of it ÷ the best peer's",
+            &|row| row.ttft_ms(0.99),
+            "ms",
+        ));
+        claims.push(beside(
+            "CPU a token ÷ the best peer's, 256 streams",
+            &cost,
+            "µs",
+        ));
+    }
     if let Some(most) = of(Client::Ours, MOST) {
         claims.push(Claim {
             what: "CPU a token, 1,000 streams ÷ 256 streams",
