@@ -12,6 +12,7 @@ fn served(number: usize, request_id: Option<&str>, received_ms: u64, writes_ms: 
         request_id: request_id.map(str::to_owned),
         received_ns: received_ms * 1_000_000,
         written_ns: writes_ms.iter().map(|ms| ms * 1_000_000).collect(),
+        late_ns: vec![number as u64 * 1_000_000; writes_ms.len()],
     }
 }
 
@@ -85,6 +86,7 @@ fn streams_are_compared_one_by_one() {
     assert_eq!(errors.ttft_ms, [0.5, 1.0]);
     assert_eq!(errors.itl_ms, [0.0, 0.5, 2.0]);
     assert_eq!(errors.skew_ms, 5.0, "stream 2 is not reported");
+    assert_eq!(errors.late_ms, [0.0, 0.0, 0.0, 1.0, 1.0]);
 }
 
 #[test]

@@ -36,6 +36,8 @@ type Problem = Box<dyn std::error::Error>;
 
 /// Streams at a time. The first shows what a client costs before it does anything.
 const COUNTS: [usize; 4] = [1, 32, 256, 1000];
+/// From one token of a stream to its next, up to 256 streams.
+const ITL_MS: u64 = 50;
 
 /// Measures streaming clients.
 #[derive(Debug, Parser)]
@@ -102,9 +104,12 @@ fn measure(args: &Args) -> Result<Report, Problem> {
                 continue;
             }
             eprintln!("{count} streams: {}", client.name());
-            server.stamps()?;
+            // As many tokens a second as 256 streams have, at most: what is measured are clients,
+            // and a server that two cores are enough for.
+            let itl_ms = ITL_MS * count.div_ceil(256) as u64;
+            server.stamps(itl_ms)?;
             let load = clients.run(client, &server.url, count)?;
-            let errors = compare(&load.streams, &server.stamps()?);
+            let errors = compare(&load.streams, &server.stamps(itl_ms)?);
             rows.push(Row {
                 client,
                 count,
@@ -146,9 +151,9 @@ impl Server {
         })
     }
 
-    /// Every stream since the last time.
-    fn stamps(&self) -> Result<Vec<Stamps>, Problem> {
-        let url = format!("{}/stamps", self.url);
+    /// Every stream since the last time; from then on tokens are `itl_ms` apart.
+    fn stamps(&self, itl_ms: u64) -> Result<Vec<Stamps>, Problem> {
+        let url = format!("{}/stamps?itl_ms={itl_ms}", self.url);
         let text = async { reqwest::get(url).await?.text().await };
         Ok(serde_json::from_str(&self.runtime.block_on(text)?)?)
     }

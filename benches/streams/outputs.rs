@@ -16,6 +16,8 @@ pub(crate) struct Stamps {
     pub(crate) received_ns: u64,
     /// Right before each token was handed to the socket.
     pub(crate) written_ns: Vec<u64>,
+    /// How much later than planned that was.
+    pub(crate) late_ns: Vec<u64>,
 }
 
 impl Stamps {
@@ -120,6 +122,8 @@ pub(crate) struct Errors {
     pub(crate) itl_ms: Vec<f64>,
     /// First request to last request, as the server received them.
     pub(crate) skew_ms: f64,
+    /// How much later than planned the server wrote; of every token.
+    pub(crate) late_ms: Vec<f64>,
 }
 
 /// Compares stream by stream; reports of streams that the server does not know are left out.
@@ -140,6 +144,8 @@ pub(crate) fn compare(reported: &[Reported], served: &[Stamps]) -> Errors {
             continue;
         };
         received.push(stamps.received_ns);
+        let late = stamps.late_ns.iter().map(|ns| *ns as f64 / 1e6);
+        errors.late_ms.extend(late);
         errors.ttft_ms.push((one.ttft_ms - ttft_ms).abs());
         let gaps = one.itls_ms.iter().zip(stamps.itls_ms());
         let off = gaps.map(|(reported, true_ms)| (reported - true_ms).abs());
@@ -147,6 +153,7 @@ pub(crate) fn compare(reported: &[Reported], served: &[Stamps]) -> Errors {
     }
     errors.ttft_ms.sort_by(f64::total_cmp);
     errors.itl_ms.sort_by(f64::total_cmp);
+    errors.late_ms.sort_by(f64::total_cmp);
     if let (Some(first), Some(last)) = (received.iter().min(), received.iter().max()) {
         errors.skew_ms = (last - first) as f64 / 1e6;
     }

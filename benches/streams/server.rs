@@ -5,12 +5,13 @@
 //! token, so that requests that come together are stamped together. All times are nanoseconds of
 //! `CLOCK_MONOTONIC`.
 //!
-//! `GET /stamps` gives the [`Stamps`] of every stream so far, and forgets them.
+//! `GET /stamps?itl_ms=50` gives the [`Stamps`] of every stream so far and forgets them; from then
+//! on tokens of a stream are that far apart.
 
 use std::io::{IoSliceMut, Write};
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvcr_phase1::stack::clock::monotonic_ns;
@@ -30,13 +31,23 @@ use crate::outputs::Stamps;
 pub(crate) const MODEL: &str = "tiny";
 /// Tokens of every stream, one to a chunk.
 pub(crate) const TOKENS: usize = 40;
-/// From one token to the next.
-const ITL: Duration = Duration::from_millis(50);
 /// The first token of a stream comes after this, and a part of [`SPREAD`].
 const TTFT: Duration = Duration::from_millis(200);
 const SPREAD: Duration = Duration::from_millis(600);
 
-type Served = Rc<Mutex<(usize, Vec<Stamps>)>>;
+/// What there was, and how it goes on.
+#[derive(Default)]
+struct State {
+    count: usize,
+    itl: Duration,
+    stamps: Vec<Stamps>,
+}
+
+type Served = Rc<Mutex<State>>;
+
+fn state(served: &Served) -> MutexGuard<'_, State> {
+    served.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Says its address on standard output, and serves until standard input ends.
 pub(crate) fn serve() -> Result<(), Problem> {
@@ -86,15 +97,16 @@ async fn connection(mut stream: TcpStream, served: &Served) -> std::io::Result<(
             tokens(&mut stream, served, received_ns, &request).await?;
             continue;
         }
-        let answer = match request.path {
-            "/stamps" => {
-                let mut served = served.lock().unwrap_or_else(PoisonError::into_inner);
-                serde_json::to_string(&std::mem::take(&mut served.1))?
+        let answer = match request.path.split_once("?itl_ms=") {
+            Some((_, itl)) => {
+                let mut state = state(served);
+                state.itl = Duration::from_millis(itl.parse().unwrap_or(0));
+                serde_json::to_string(&std::mem::take(&mut state.stamps))?
             }
-            "/v1/models" => format!(
+            None if request.path == "/v1/models" => format!(
                 r#"{{"object":"list","data":[{{"id":"{MODEL}","object":"model","owned_by":"bench"}}]}}"#
             ),
-            _ => "{}".to_owned(),
+            None => "{}".to_owned(),
         };
         let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length";
         let whole = format!("{head}: {}\r\n\r\n{answer}", answer.len());
@@ -185,37 +197,39 @@ async fn tokens(
 ) -> std::io::Result<()> {
     let chat = request.chat;
     let began = Instant::now();
-    let number = {
-        let mut served = served.lock().unwrap_or_else(PoisonError::into_inner);
-        served.0 += 1;
-        served.0 - 1
+    let (number, itl) = {
+        let mut state = state(served);
+        state.count += 1;
+        (state.count - 1, state.itl)
     };
     let first = TTFT + SPREAD.mul_f64((number as f64 * 0.618_033_988_749_895).fract());
-    let mut pieces: Vec<Vec<u8>> = (0..TOKENS).map(|_| token(number, chat)).collect();
-    pieces[0].splice(0..0, HEAD.bytes());
+    // Every token says the same, so there is one frame to make, whoever waits meanwhile.
+    let token = token(number, chat);
+    let mut with_head = HEAD.as_bytes().to_vec();
+    with_head.extend_from_slice(&token);
     let end = end(number, chat);
     let mut stamps = Stamps {
         number,
         request_id: request.id.map(str::to_owned),
         received_ns,
         written_ns: Vec::with_capacity(TOKENS),
+        late_ns: Vec::with_capacity(TOKENS),
     };
     let mut sent = Ok(());
-    for (place, piece) in (0_u32..).zip(&pieces) {
-        let due = began + first + ITL * place;
+    for place in 0..TOKENS as u32 {
+        let due = began + first + itl * place;
         tokio::time::sleep_until(due).await;
         stamps.written_ns.push(monotonic_ns());
+        let late = due.elapsed().as_nanos();
+        stamps.late_ns.push(u64::try_from(late).unwrap_or(u64::MAX));
+        let piece = if place == 0 { &with_head } else { &token };
         sent = stream.write_all(piece).await;
         if sent.is_err() {
             break;
         }
     }
     // Before the end is sent: whoever saw the end may ask for the stamps.
-    served
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .1
-        .push(stamps);
+    state(served).stamps.push(stamps);
     sent?;
     stream.write_all(&end).await
 }
