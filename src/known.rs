@@ -33,7 +33,7 @@ impl fmt::Display for Shown {
 /// One defect: `tc03::partial_prefix_hint no_useless_transfer,blocks_to_peer: why`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Known {
-    /// The arm that sees it.
+    /// The arm that sees it; with a `*` at its end, every one whose name begins so.
     pub arm: String,
     /// Checks that fail of it.
     pub checks: Vec<Shown>,
@@ -42,6 +42,15 @@ pub struct Known {
 }
 
 impl Known {
+    /// Whether it is named for `arm`.
+    #[must_use]
+    pub fn is_of(&self, arm: &str) -> bool {
+        match self.arm.strip_suffix('*') {
+            Some(beginning) => arm.starts_with(beginning),
+            None => arm == self.arm,
+        }
+    }
+
     fn names(&self, check: &Check) -> bool {
         self.checks.iter().any(|known| known.name == base(check))
     }
@@ -106,7 +115,7 @@ impl<'de> Deserialize<'de> for Known {
 /// Excuses the failing checks of `arm` that are known. If the arm came to its end, also checks that
 /// of every defect named for it every check shows that always does.
 pub fn excuse(checks: &mut Vec<Check>, arm: &str, known: &[Known], complete: bool) {
-    for defect in known.iter().filter(|defect| defect.arm == arm) {
+    for defect in known.iter().filter(|defect| defect.is_of(arm)) {
         for check in checks.iter_mut().filter(|check| defect.names(check)) {
             if check.fails() && check.class == Class::Product {
                 check.known = Some(defect.because.clone());
@@ -162,6 +171,17 @@ mod tests {
     fn judged(mut checks: Vec<Check>, arm: &str, complete: bool) -> Verdict {
         excuse(&mut checks, arm, &known(), complete);
         Verdict::of(checks)
+    }
+
+    #[test]
+    fn a_defect_may_be_of_all_arms_that_begin_so() {
+        let known: Vec<Known> = vec!["tc03::* blocks?: kvcr#1".parse().unwrap()];
+        for (arm, passes) in [("tc03::x", true), ("tc03::", true), ("tc04::x", false)] {
+            let mut checks = vec![check("blocks[worker0]", Class::Product, false)];
+            excuse(&mut checks, arm, &known, true);
+            let outcome = Verdict::of(checks).outcome;
+            assert_eq!(outcome == Outcome::Pass, passes, "{arm}");
+        }
     }
 
     #[test]

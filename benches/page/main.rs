@@ -14,7 +14,7 @@
 //! [`generate`] makes the page, `report` says what came of it.
 
 mod generate;
-#[path = "../report.rs"]
+#[path = "../report/mod.rs"]
 mod report;
 
 use std::io::Write;

@@ -16,7 +16,7 @@
 
 mod drive;
 mod idle;
-#[path = "../report.rs"]
+#[path = "../report/mod.rs"]
 mod report;
 
 use std::process::ExitCode;

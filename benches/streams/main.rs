@@ -16,7 +16,7 @@
 mod clients;
 mod ours;
 mod outputs;
-#[path = "../report.rs"]
+#[path = "../report/mod.rs"]
 mod report;
 mod server;
 mod table;

@@ -8,7 +8,7 @@
 use super::flow::Flow;
 use super::scene::Scene;
 use super::scene::harm::{Attempt, GuardLog, Kill};
-use super::seed::{introduce, labelled, lot, seed_each};
+use super::seed::{INTRODUCTIONS, introduce, labelled, lot, meet, seed_each};
 use crate::client::Observation;
 use crate::failure::{Class, Failure};
 use crate::geometry::Geometry;
@@ -71,9 +71,38 @@ impl Held {
     /// does as much is the question of every story here, and not whether it ever did.
     pub(super) async fn seed(&self, scene: &mut Scene<'_>, worker: usize) -> Result<(), Failure> {
         let other = if worker == VICTIM { WITNESS } else { VICTIM };
-        introduce(scene, &self.round, worker, other).await?;
+        acquaint(scene, &self.round, worker, other).await?;
         seed_each(scene, &self.all(), worker).await
     }
+}
+
+/// Has `source` serve `target` once, where one of them was started again. A router that hints at a
+/// worker no more although it lives (`docs/findings/guard.md`) has that said of it, and is given
+/// another one in its place: what the arm asks is whether the Guard does as much as the worker did.
+async fn acquaint(
+    scene: &mut Scene<'_>,
+    role: &str,
+    source: usize,
+    target: usize,
+) -> Result<(), Failure> {
+    let Some(met) = meet(scene, role, source, target).await? else {
+        return Ok(());
+    };
+    scene.check(Check::new(
+        format!("router_hints_again[{role}worker{source}]"),
+        Class::Product,
+        met.served,
+        format_args!("one of {INTRODUCTIONS} requests is hinted at a worker that was replaced, and served by it"),
+        met.words,
+    ));
+    if met.served {
+        return Ok(());
+    }
+    scene.kill_whole(source).await?;
+    if bring_back(scene, source).await?.is_some() {
+        introduce(scene, &format!("{role}again_"), source, target).await?;
+    }
+    Ok(())
 }
 
 /// Blocks that `worker`'s pool holds, as KVCR counts them, once nothing moves any more.

@@ -393,7 +393,7 @@ fn every_contradiction_is_refused_with_its_reason() {
         ),
         (
             &["--operation-timeout-ms", "6000"],
-            "env/cpu.toml:45: kvcr.abandon_timeout_ms: must be at least twice operation_timeout_ms, 12000, found 10000",
+            "env/cpu.toml:46: kvcr.abandon_timeout_ms: must be at least twice operation_timeout_ms, 12000, found 10000",
         ),
         (
             &["--lock", "none"],
@@ -421,7 +421,7 @@ fn every_contradiction_is_refused_with_its_reason() {
         ),
         (
             &["--device-blocks", "63"],
-            "env/cpu.toml:30: engine.max_model_len: must fit into the device cache, at most 63 blocks x 64 tokens = 4032, found 12864",
+            "env/cpu.toml:31: engine.max_model_len: must fit into the device cache, at most 63 blocks x 64 tokens = 4032, found 12864",
         ),
         (
             &["--dram-slots", "0"],
@@ -672,7 +672,7 @@ fn what_the_simulated_stack_has_not_is_refused_in_words() {
         "--model-build: model.build: sim is a model of the simulated stack; vllm needs dense or hybrid, or model.path"
     );
     let why = refused(&["--engine", "sim"]);
-    assert!(why.contains("env/cpu.toml:19: environment.lock: "), "{why}");
+    assert!(why.contains("env/cpu.toml:20: environment.lock: "), "{why}");
     assert!(why.contains("model.build: "), "{why}");
     let why = refused(&["--profile", "sim", "--device", "cuda"]);
     assert!(

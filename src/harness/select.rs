@@ -26,7 +26,7 @@ pub fn known(arms: &[&'static Arm], filters: &[String], exact: bool) -> Result<(
 /// Usage, naming the nearest arm.
 pub fn known_defects(arms: &[&'static Arm], defects: &[Known]) -> Result<(), UsageError> {
     for defect in defects {
-        if !arms.iter().any(|arm| arm.name == defect.arm) {
+        if !arms.iter().any(|arm| defect.is_of(arm.name)) {
             return Err(unknown(arms, &defect.arm, Cases::Out));
         }
     }

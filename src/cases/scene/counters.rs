@@ -236,11 +236,8 @@ impl Scene<'_> {
     /// Inconclusive, if its page cannot be read, or its counter does not come to rest in the time
     /// a request may take.
     pub async fn router_events(&mut self) -> Result<u64, Failure> {
-        self.router_at_rest(
-            "a router whose count of stored blocks stands still",
-            |now| Ok(now),
-        )
-        .await
+        self.router_at_rest("a router whose count of stored blocks stands still", Ok)
+            .await
     }
 
     /// Waits until the router has taken notice of stored blocks since `before`, and no more of
