@@ -103,7 +103,7 @@ impl fmt::Display for Report {
             let unit = claim.unit;
             table.add_row([
                 claim.what.to_owned(),
-                format!("≤ {}{unit}", claim.limit),
+                format!("≤ {}{unit}", plain(claim.limit)),
                 format!("{}{unit}", short(claim.measured)),
                 format!("{:+.0} %", (claim.limit / claim.measured - 1.0) * 100.0),
                 if claim.held() { "yes" } else { "**no**" }.to_owned(),
@@ -124,4 +124,10 @@ fn short(number: f64) -> String {
         1.0..10.0 => format!("{number:.2}"),
         _ => format!("{number:.0}"),
     }
+}
+
+/// Without digits that say nothing.
+fn plain(number: f64) -> String {
+    let text = format!("{number:.2}");
+    text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
