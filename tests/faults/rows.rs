@@ -448,6 +448,8 @@ pub(crate) const ROWS: &[Row] = &[
     row("takes_living", &[(HUNG, Product, "living_worker_not_taken_over")]).with(GUARDED).only(&[HUNG]),
     row("hangs_alone@worker0", &[(GUARD_DEATH, Product, "request_ends[of_ward]")]).with(IMPATIENT).only(&[GUARD_DEATH]),
     // Until its lease is over the router itself remembers what the dead worker held.
+    // Said, and the question of the arm is put to another worker in its place.
+    row("hint_lost", &[(RECOVERY, Product, "router_hints_again[kill1_worker0]")]).with(TWO_KILLS).only(&[PROTECTION, RECOVERY]),
     row("agent_forgets", &[(PROTECTION, Product, "guard_hinted_after_unlisting")]).with(ONE_KILL).only(DEATHS),
     row("agent_dies", &[(COLD, Inconclusive, "one_stack_throughout")]).with(GUARDED).only(WITHOUT_DEATHS).live(),
 ];

@@ -408,7 +408,8 @@ const HYBRID: &[&str] = &["--profile=sim-hybrid"];
 const WITH_STATES: &[&str] = &[SEED_PREFIX, SECTIONS, TURNS];
 /// One kill says as much as five.
 const ONE_KILL: &[&str] = &["--guard", "--kills=1"];
-/// The same, where somebody waits for a takeover that does not come.
+const TWO_KILLS: &[&str] = &["--guard", "--kills=2"];
+/// One, where somebody waits for a takeover that does not come.
 const IMPATIENT: &[&str] = &["--guard", "--kills=1", "--deadline=3"];
 /// A takeover may take a second: what is late is seen by nothing but a budget.
 const BUDGET: &[&str] = &["--guard", "--kills=1", "--budget-promotion-ms=1500"];

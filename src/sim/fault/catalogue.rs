@@ -187,6 +187,8 @@ catalogue! {
         "hints name an endpoint where nobody listens", "vllm#54689";
     HintMissing "hint_missing" Frontend,
         "no hint is ever attached", "dynamo#13237";
+    HintLost "hint_lost" Frontend,
+        "a worker that came back is hinted at no more; the next one in its place is", "findings/guard.md";
     RegistrationLost "registration_lost" Frontend,
         "a healthy worker is no longer listed after its first request", "dynamo#11881";
     ModelMissing "model_missing" Frontend,

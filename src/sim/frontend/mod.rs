@@ -25,12 +25,13 @@ mod sse;
 mod stream;
 mod tokenizer;
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::serve::ListenerExt;
@@ -97,12 +98,26 @@ struct Door {
     built_in: Option<BuiltIn>,
     /// Decides between engines that are equal.
     tickets: AtomicUsize,
+    /// Instances by their endpoint for peers, in the order in which they were first thought of.
+    seen: Mutex<HashMap<String, Vec<u64>>>,
     /// The whole process is to end, now.
     die: Notify,
     began: Instant,
 }
 
 impl Door {
+    /// Whether `instance` is the second at its endpoint, the fourth, and so on.
+    fn came_back(&self, endpoint: &str, instance: u64) -> bool {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let here = seen.entry(endpoint.to_owned()).or_default();
+        if !here.contains(&instance) {
+            here.push(instance);
+        }
+        here.iter()
+            .position(|id| *id == instance)
+            .is_some_and(|place| place % 2 == 1)
+    }
+
     fn new(
         settings: &Settings,
         fleet: Fleet,
@@ -122,6 +137,7 @@ impl Door {
             log: log.transpose()?.map(Arc::new),
             built_in,
             tickets: AtomicUsize::new(0),
+            seen: Mutex::default(),
             die: Notify::new(),
             began: Instant::now(),
         })

@@ -196,8 +196,14 @@ impl Request<'_> {
             .iter()
             .filter_map(|member| {
                 let known = member.known(hashes);
+                let control = known.control?;
+                let lost = door.came_back(&control, member.registration.instance_id)
+                    && door.faults.tell(Fault::HintLost);
+                if lost {
+                    return None;
+                }
                 Some(Source {
-                    control: known.control?,
+                    control,
                     // As measured: without a state agent a block that only KVCR holds is not hinted,
                     // and one that only the device holds is.
                     blocks: if agent { known.kvcr } else { known.device },
