@@ -20,7 +20,7 @@ use nix::sys::socket::{ControlMessageOwned, MsgFlags, recvmsg, setsockopt, socko
 use nix::sys::time::{TimeSpec, TimeValLike};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::io::{AsyncWriteExt, Interest};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::LocalSet;
 use tokio::time::Instant;
 
@@ -55,7 +55,10 @@ pub(crate) fn serve() -> Result<(), Problem> {
         .enable_all()
         .build()?;
     LocalSet::new().block_on(&runtime, async {
-        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let socket = TcpSocket::new_v4()?;
+        socket.bind(([127, 0, 0, 1], 0).into())?;
+        // Room for all who come at once: whoever finds none tries again a second later.
+        let listener = socket.listen(4096)?;
         println!("http://{}", listener.local_addr()?);
         std::io::stdout().flush()?;
         let (end, mut ended) = tokio::sync::oneshot::channel::<()>();
