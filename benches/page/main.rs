@@ -27,7 +27,7 @@ use kvcr_phase1::environment;
 use kvcr_phase1::telemetry::Page;
 use rustix::time::{ClockId, clock_gettime};
 
-use report::{Claim, Report};
+use report::{Asked, Claim, Report};
 
 /// Why a number could not be had.
 type Problem = Box<dyn std::error::Error>;
@@ -59,42 +59,16 @@ for _ in range(int(sys.argv[2])):
 /// Measures the reader of metrics pages.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Replace the table in docs/benchmarks.md.
-    #[arg(long)]
-    write: bool,
-    /// Exit status 1 if the limit is missed.
-    #[arg(long)]
-    check: bool,
-    /// What `cargo bench` passes.
-    #[arg(long, hide = true)]
-    bench: bool,
+    #[command(flatten)]
+    asked: Asked,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if !args.bench {
-        // `cargo test --all-targets` runs benches too, to see whether they work.
-        println!("needs the real product's Python: run it with `cargo bench --bench page`");
-        return ExitCode::SUCCESS;
-    }
-    match measure().and_then(|report| conclude(&report, &args)) {
-        Ok(code) => code,
-        Err(problem) => {
-            eprintln!("error: {problem}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn conclude(report: &Report, args: &Args) -> Result<ExitCode, Problem> {
-    println!("{report}");
-    if args.write {
-        println!("written to {}", report.write()?.display());
-    }
-    Ok(match args.check && !report.held() {
-        true => ExitCode::FAILURE,
-        false => ExitCode::SUCCESS,
-    })
+    args.asked.conclude(
+        "needs the real product's Python: run it with `cargo bench --bench page`",
+        measure,
+    )
 }
 
 /// What one parser needed, and found.

@@ -1,14 +1,63 @@
-//! What was measured, for people and for `docs/benchmarks.md`.
+//! What was measured, for people and for `docs/benchmarks.md`: the shell of every bench that makes claims.
 
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
+use clap::Args;
 use comfy_table::{Table, presets};
 use kvcr_phase1::evidence::host;
 use procfs::Current;
 
 use crate::Problem;
+
+/// What every bench is asked for.
+#[derive(Debug, Args)]
+pub(crate) struct Asked {
+    /// Replace the bench's part of docs/benchmarks.md.
+    #[arg(long)]
+    write: bool,
+    /// Exit status 1 if a limit is missed.
+    #[arg(long)]
+    check: bool,
+    /// What `cargo bench` passes.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+impl Asked {
+    /// Measures, and does with the report what was asked for. `cargo test --all-targets` runs
+    /// benches too, to see whether they work: it is only told what this one `needs`.
+    pub(crate) fn conclude(
+        &self,
+        needs: &str,
+        measure: impl FnOnce() -> Result<Report, Problem>,
+    ) -> ExitCode {
+        if !self.bench {
+            println!("{needs}");
+            return ExitCode::SUCCESS;
+        }
+        match measure().and_then(|report| self.say(&report)) {
+            Ok(code) => code,
+            Err(problem) => {
+                eprintln!("error: {problem}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    fn say(&self, report: &Report) -> Result<ExitCode, Problem> {
+        println!("{report}");
+        if self.write {
+            println!("written to {}", report.write()?.display());
+        }
+        Ok(match self.check && !report.held() {
+            true => ExitCode::FAILURE,
+            false => ExitCode::SUCCESS,
+        })
+    }
+}
 
 /// Above this the machine had something else to do.
 const QUIET: f32 = 1.5;
@@ -64,7 +113,7 @@ impl Report {
     }
 
     /// Whether every limit holds.
-    pub(crate) fn held(&self) -> bool {
+    fn held(&self) -> bool {
         self.claims.iter().all(Claim::held)
     }
 
@@ -80,7 +129,7 @@ impl Report {
     }
 
     /// Replaces that part; the document's path.
-    pub(crate) fn write(&self) -> Result<PathBuf, Problem> {
+    fn write(&self) -> Result<PathBuf, Problem> {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/benchmarks.md");
         let text = fs::read_to_string(&path)?;
         let [begin, end] = self.markers();

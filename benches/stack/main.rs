@@ -24,7 +24,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use drive::Bench;
-use report::{Claim, Report};
+use report::{Asked, Claim, Report};
 
 /// Why a number could not be had.
 type Problem = Box<dyn std::error::Error>;
@@ -37,42 +37,16 @@ const LISTS: usize = 20;
 /// Measures the speed claims on the real stack.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Replace the table in docs/benchmarks.md.
-    #[arg(long)]
-    write: bool,
-    /// Exit status 1 if a limit is missed.
-    #[arg(long)]
-    check: bool,
-    /// What `cargo bench` passes.
-    #[arg(long, hide = true)]
-    bench: bool,
+    #[command(flatten)]
+    asked: Asked,
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    if !args.bench {
-        // `cargo test --all-targets` runs benches too, to see whether they work.
-        println!("brings up the real stack: run it with `cargo bench --bench stack`");
-        return ExitCode::SUCCESS;
-    }
-    match measure().and_then(|report| conclude(&report, &args)) {
-        Ok(code) => code,
-        Err(problem) => {
-            eprintln!("error: {problem}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn conclude(report: &Report, args: &Args) -> Result<ExitCode, Problem> {
-    println!("{report}");
-    if args.write {
-        println!("written to {}", report.write()?.display());
-    }
-    Ok(match args.check && !report.held() {
-        true => ExitCode::FAILURE,
-        false => ExitCode::SUCCESS,
-    })
+    args.asked.conclude(
+        "brings up the real stack: run it with `cargo bench --bench stack`",
+        measure,
+    )
 }
 
 fn measure() -> Result<Report, Problem> {

@@ -28,7 +28,7 @@ use clap::Parser;
 
 use clients::{Client, Clients};
 use outputs::{Stamps, compare};
-use report::Report;
+use report::{Asked, Report};
 use table::Row;
 
 /// Why a number could not be had.
@@ -42,18 +42,11 @@ const ITL_MS: u64 = 50;
 /// Measures streaming clients.
 #[derive(Debug, Parser)]
 struct Args {
-    /// Replace the tables in docs/benchmarks.md.
-    #[arg(long)]
-    write: bool,
-    /// Exit status 1 if a limit is missed.
-    #[arg(long)]
-    check: bool,
+    #[command(flatten)]
+    asked: Asked,
     /// Only our own client.
     #[arg(long)]
     alone: bool,
-    /// What `cargo bench` passes.
-    #[arg(long, hide = true)]
-    bench: bool,
     /// Be the server.
     #[arg(long, hide = true)]
     serve: bool,
@@ -67,40 +60,31 @@ struct Args {
 fn main() -> ExitCode {
     let args = Args::parse();
     let done = match (&args.client, args.serve) {
-        (Some(url), _) => ours::run(url, args.streams).map(|()| ExitCode::SUCCESS),
-        (None, true) => server::serve().map(|()| ExitCode::SUCCESS),
-        _ if !args.bench => {
-            // `cargo test --all-targets` runs benches too, to see whether they work.
-            println!("runs load generators for minutes: `cargo bench --bench streams`");
-            Ok(ExitCode::SUCCESS)
+        (Some(url), _) => ours::run(url, args.streams),
+        (None, true) => server::serve(),
+        (None, false) => {
+            let needs =
+                "runs load generators for minutes: run it with `cargo bench --bench streams`";
+            return args.asked.conclude(needs, || measure(args.alone));
         }
-        _ => measure(&args).and_then(|report| conclude(&report, &args)),
     };
-    done.unwrap_or_else(|problem| {
-        eprintln!("error: {problem}");
-        ExitCode::FAILURE
-    })
-}
-
-fn conclude(report: &Report, args: &Args) -> Result<ExitCode, Problem> {
-    println!("{report}");
-    if args.write {
-        println!("written to {}", report.write()?.display());
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("error: {problem}");
+            ExitCode::FAILURE
+        }
     }
-    Ok(match args.check && !report.held() {
-        true => ExitCode::FAILURE,
-        false => ExitCode::SUCCESS,
-    })
 }
 
-fn measure(args: &Args) -> Result<Report, Problem> {
+fn measure(alone: bool) -> Result<Report, Problem> {
     let mut report = Report::begin("streams");
     let clients = Clients::find()?;
     let server = Server::start()?;
     let mut rows = Vec::new();
     for count in COUNTS {
         for client in Client::EACH {
-            if args.alone && client != Client::Ours {
+            if alone && client != Client::Ours {
                 continue;
             }
             eprintln!("{count} streams: {}", client.name());

@@ -66,33 +66,29 @@ pub(super) async fn seed_each(
 
 /// Hinted requests of which one has to be served by a peer that was started again: the second was,
 /// or none of ten (`docs/findings/guard.md`).
-pub(super) const INTRODUCTIONS: usize = 4;
-
-/// What came of workers that met.
-#[derive(Debug)]
-pub(super) struct Met {
-    /// Whether a hinted request was served.
-    pub(super) served: bool,
-    /// Every request, in words.
-    pub(super) words: String,
-}
+const INTRODUCTIONS: usize = 4;
 
 /// Has `source` serve `target` once, where one of the stack's workers is not the one of its
 /// bring-up: the first transfer between two of which one is new is refused, and the next one is
-/// not. `None` where all of them are. `role` tells several meetings of one arm apart.
+/// not. Leaves the check `name` that it came to a transfer; whether it did, or need not. `role`
+/// tells several meetings of one arm apart.
 pub(super) async fn meet(
     scene: &mut Scene<'_>,
+    name: &str,
     role: &str,
     source: usize,
     target: usize,
-) -> Result<Option<Met>, Failure> {
+) -> Result<bool, Failure> {
     if !scene.has_replacements() {
-        return Ok(None);
+        return Ok(true);
     }
     scene.expect_lines_of_strangers();
     let began = Instant::now();
-    let role = format!("{role}meeting_worker{source}_");
-    let prompts = lot(scene, &role, INTRODUCTIONS);
+    let prompts = lot(
+        scene,
+        &format!("{role}meeting_worker{source}_"),
+        INTRODUCTIONS,
+    );
     let mut words = Vec::new();
     let mut served = false;
     // One by one: what a router knew before it took notice of a worker may stay unhinted.
@@ -111,26 +107,25 @@ pub(super) async fn meet(
         "a worker was replaced, so worker{source} and worker{target} met first, in {} ms: {words}",
         began.elapsed().as_millis()
     ));
-    Ok(Some(Met { served, words }))
+    scene.check(Check::new(
+        format!("{name}[{role}worker{source}]"),
+        Class::Product,
+        served,
+        format_args!(
+            "one of {INTRODUCTIONS} hinted requests is served by a peer that was replaced"
+        ),
+        words,
+    ));
+    Ok(served)
 }
 
-/// [`meet`], and the check that it came to a transfer. From then on nothing is forgiven.
+/// [`meet`] for stories that can do nothing about it. From then on nothing is forgiven.
 pub(super) async fn introduce(
     scene: &mut Scene<'_>,
     role: &str,
     source: usize,
     target: usize,
 ) -> Result<(), Failure> {
-    if let Some(met) = meet(scene, role, source, target).await? {
-        scene.check(Check::new(
-            format!("peers_meet_again[{role}worker{source}]"),
-            Class::Product,
-            met.served,
-            format_args!(
-                "one of {INTRODUCTIONS} hinted requests is served by a peer that was replaced"
-            ),
-            met.words,
-        ));
-    }
-    Ok(())
+    let met = meet(scene, "peers_meet_again", role, source, target).await;
+    met.map(drop)
 }

@@ -8,7 +8,7 @@
 use super::flow::Flow;
 use super::scene::Scene;
 use super::scene::harm::{Attempt, GuardLog, Kill};
-use super::seed::{INTRODUCTIONS, introduce, labelled, lot, meet, seed_each};
+use super::seed::{introduce, labelled, lot, meet, seed_each};
 use crate::client::Observation;
 use crate::failure::{Class, Failure};
 use crate::geometry::Geometry;
@@ -85,17 +85,7 @@ async fn acquaint(
     source: usize,
     target: usize,
 ) -> Result<(), Failure> {
-    let Some(met) = meet(scene, role, source, target).await? else {
-        return Ok(());
-    };
-    scene.check(Check::new(
-        format!("router_hints_again[{role}worker{source}]"),
-        Class::Product,
-        met.served,
-        format_args!("one of {INTRODUCTIONS} requests is hinted at a worker that was replaced, and served by it"),
-        met.words,
-    ));
-    if met.served {
+    if meet(scene, "router_hints_again", role, source, target).await? {
         return Ok(());
     }
     scene.kill_whole(source).await?;

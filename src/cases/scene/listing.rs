@@ -19,6 +19,7 @@ use crate::verdict::Check;
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// The most for one look.
 const LOOK_DEADLINE: Duration = Duration::from_secs(10);
+
 impl Scene<'_> {
     /// Watches until the front door no longer lists `worker` as it is known now; since when
     /// (`CLOCK_MONOTONIC`, ns), or `None` if it lists it to the end.
