@@ -239,6 +239,8 @@ fn put_together(
             draft.override_with(over.field, &over.text, here, over.origin.clone());
         }
     }
+    // Whoever names services of Guards wants Guards; only a `false` in so many words is refused.
+    draft.follow("topology.external_services", "kvcr.guard", true.into());
     draft.require_all();
     problems.append(&mut draft.problems);
     match draft.document().try_into::<Profile>() {

@@ -49,6 +49,13 @@ pub struct Arm {
     pub story: Story,
 }
 
+impl Arm {
+    /// The same arm, told on another kind of stack.
+    const fn wanting(self, wants: Wants) -> Self {
+        Self { wants, ..self }
+    }
+}
+
 impl std::fmt::Debug for Arm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Arm")

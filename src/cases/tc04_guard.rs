@@ -48,7 +48,8 @@ pub const CASE: Case = Case {
             "tc04::guard_death",
             "a kvcr_service that dies takes no answer with it, and the worker comes back with a new one",
             silence::guard_death,
-        ),
+        )
+        .wanting(Wants::OwnServices),
         arm(
             "tc04::hung_worker",
             "a worker that is stopped, not dead, is taken over if and only if a heartbeat is asked for",

@@ -38,7 +38,8 @@ pub const CASE: Case = Case {
             name: "tc06::cost_curve",
             claim: "a takeover costs no more than in proportion to the blocks that it recovers",
             mode: Mode::Exclusive,
-            wants: Wants::Guards,
+            // It empties a pool by a new service.
+            wants: Wants::OwnServices,
             story: cost::curve,
         },
     ],

@@ -10,6 +10,8 @@ use super::profile::{DeviceKind, DiscoveryBackend, EngineKind, Performance};
 use crate::engine::vllm::reserved;
 use crate::geometry::Geometry;
 use crate::performance::median::{FEWEST, LEVEL};
+use crate::plan::sidecar;
+use crate::stack::state_dir::SOCKET_PATH_MAX;
 
 /// The smallest pool that kvcr_service makes, in bytes.
 const PAGE: u64 = 4096;
@@ -261,6 +263,7 @@ impl Check<'_> {
 
     fn guard(&mut self, profile: &Profile) {
         let kvcr = &profile.kvcr;
+        self.external_services(profile);
         if !kvcr.guard {
             for (path, given) in [
                 ("kvcr.pool_bytes", kvcr.pool_bytes),
@@ -303,6 +306,32 @@ impl Check<'_> {
                 "kvcr.heartbeat_timeout_ms",
                 format!(
                     "must be at least {SHORTEST_HEARTBEAT_MS}; leave it out to wait for death only"
+                ),
+            );
+        }
+    }
+
+    fn external_services(&mut self, profile: &Profile) {
+        const PATH: &str = "topology.external_services";
+        let Some(directory) = &profile.topology.external_services else {
+            return;
+        };
+        if !profile.kvcr.guard {
+            let there = self.draft.origin("kvcr.guard");
+            self.say(
+                PATH,
+                format!("has no meaning without Guards, and {there} sets kvcr.guard to false"),
+            );
+        }
+        let last = profile.topology.workers.saturating_sub(1);
+        let longest = sidecar::socket(directory, last);
+        let length = longest.as_os_str().len();
+        if length > SOCKET_PATH_MAX {
+            self.say(
+                PATH,
+                format!(
+                    "is too long a path for unix sockets: {} has {length} bytes, and {SOCKET_PATH_MAX} are the most",
+                    longest.display()
                 ),
             );
         }

@@ -148,6 +148,14 @@ impl Draft {
         }
     }
 
+    /// Where `cause` was said and `path` was not, `path` is `value`, by the same origin.
+    pub(super) fn follow(&mut self, cause: &str, path: &'static str, value: Value) {
+        if self.given(cause) && !self.given(path) && !self.refused.contains(path) {
+            let origin = self.origin(cause);
+            self.values.insert(path, (value, origin));
+        }
+    }
+
     fn refuse(&mut self, field: &Field, origin: &Origin, why: &str) {
         self.refused.insert(field.name());
         self.problems

@@ -176,6 +176,7 @@ pub(super) const FIELDS: &[Field] = &[
     field("kvcr.heartbeat_timeout_ms", "heartbeat-timeout-ms", MILLISECONDS, Optional, "milliseconds without a heartbeat until a Guard takes over"),
     field("topology.kind", "topology", Kind::Choice(&["aggregated"]), Required, "shape of the stack"),
     field("topology.workers", "workers", WORKERS, Required, "number of workers"),
+    field("topology.external_services", "external-services", Kind::Path, Optional, "directory of kvcr_services that run elsewhere (docs/sidecar.md): serviceN.sock, serviceN.log; means --guard"),
     field("devices.gpus", "gpus", Kind::Indices, Defaulted, "device of each worker, comma-separated; repeat one to share it"),
     field("discovery.backend", "discovery", Kind::Choice(&["auto", "etcd", "file"]), Defaulted, "how processes find each other"),
     field("network.host_address", "host-address", Kind::Address, Optional, "non-loopback address of this host"),

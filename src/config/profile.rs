@@ -221,6 +221,9 @@ pub struct Topology {
     pub kind: TopologyKind,
     /// How many workers.
     pub workers: usize,
+    /// Where somebody else's `kvcr_service`s have their sockets and logs; ours are started by the
+    /// stack where absent.
+    pub external_services: Option<std::path::PathBuf>,
 }
 
 /// Accelerators.

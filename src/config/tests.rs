@@ -57,6 +57,7 @@ fn sample(field: &Field) -> &'static str {
         "kvcr.heartbeat_timeout_ms" => "2000",
         "topology.kind" => "aggregated",
         "topology.workers" => "3",
+        "topology.external_services" => "/run/sidecars",
         "devices.gpus" => "0,0,1",
         "discovery.backend" => "etcd",
         "network.host_address" => "192.0.2.7",

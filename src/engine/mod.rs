@@ -8,7 +8,7 @@ use std::path::Path;
 use std::pin::Pin;
 
 use crate::failure::Failure;
-use crate::plan::{Bindings, Group, Plan, Process};
+use crate::plan::{Bindings, External, Group, Plan, Process};
 use crate::stack::harm::Changes;
 use crate::stack::protocol::WorkerInfo;
 
@@ -39,6 +39,14 @@ pub trait Blueprint: Send + Sync {
     /// Ports that must have this number instead of an allocated one.
     fn fixed_ports(&self) -> Vec<(String, u16)> {
         Vec::new()
+    }
+
+    /// Services that somebody else runs and that must be there before anything starts.
+    ///
+    /// # Errors
+    /// As [`Self::plan`].
+    fn external(&self) -> Result<Vec<External>, Failure> {
+        Ok(Vec::new())
     }
 
     /// The plan for these bindings. Pure.

@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::environment::Installed;
 use crate::failure::Failure;
 use crate::geometry::Geometry;
-use crate::plan::{self, Bindings, Group, Plan, Process};
+use crate::plan::{self, Bindings, External, Group, Plan, Process};
 use crate::stack::harm::Changes;
 use crate::stack::protocol::WorkerInfo;
 
@@ -66,6 +66,15 @@ impl Blueprint for VllmBlueprint {
 
     fn fixed_ports(&self) -> Vec<(String, u16)> {
         plan::fixed_ports(&self.config)
+    }
+
+    fn external(&self) -> Result<Vec<External>, Failure> {
+        // They are called the same whatever the machine gives the rest.
+        plan::sidecar::external(
+            &self.config,
+            &self.installed,
+            &Bindings::canonical(&[], &[]),
+        )
     }
 
     fn plan(&self, bindings: &Bindings) -> Result<Plan, Failure> {

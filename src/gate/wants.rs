@@ -24,6 +24,8 @@ pub enum Wants {
     States,
     /// One in which a Guard stands behind each of at least two workers.
     Guards,
+    /// The same, with services that the harness started: the story ends one of them.
+    OwnServices,
 }
 
 impl Wants {
@@ -58,22 +60,28 @@ impl Wants {
                 "no state groups".to_owned(),
                 "use cpu-hybrid or sim-hybrid",
             ),
-            Self::Guards if !guarded => gated(
+            Self::Guards | Self::OwnServices if !guarded => gated(
                 "a Guard beside each worker",
                 "kvcr.guard = false".to_owned(),
                 "pass --guard (PHASE1_GUARD=true)",
             ),
-            Self::Guards if profile.topology.workers < 2 => gated(
+            Self::Guards | Self::OwnServices if profile.topology.workers < 2 => gated(
                 "two workers: one that dies and one that lives",
                 format!("topology.workers = {}", profile.topology.workers),
                 "pass --workers=2",
+            ),
+            Self::OwnServices if profile.topology.external_services.is_some() => gated(
+                "services that the harness started: the story kills one, and nobody signals what somebody else runs",
+                "topology.external_services is set".to_owned(),
+                "leave --external-services out for this case, and pass --guard",
             ),
             Self::Any
             | Self::Hints
             | Self::DenseHints
             | Self::StaleHints
             | Self::States
-            | Self::Guards => Decision::Runnable,
+            | Self::Guards
+            | Self::OwnServices => Decision::Runnable,
         }
     }
 
@@ -83,7 +91,11 @@ impl Wants {
     pub fn salted(self, profile: &Profile) -> bool {
         let hints = matches!(
             self,
-            Self::Hints | Self::DenseHints | Self::StaleHints | Self::Guards
+            Self::Hints
+                | Self::DenseHints
+                | Self::StaleHints
+                | Self::Guards
+                | Self::OwnServices
         );
         !(hints && profile.kvcr.guard)
     }
@@ -138,13 +150,28 @@ mod tests {
     }
 
     #[test]
+    fn what_somebody_else_runs_is_not_killed() {
+        let found = |wants: Wants, flags: &[&str]| match wants.decide(&cpu(flags).profile) {
+            Decision::Runnable => None,
+            Decision::Gated { found, .. } => Some(found),
+        };
+        let elsewhere = &["--external-services=/run/s"];
+        assert_eq!(found(Wants::Guards, elsewhere), None);
+        assert_eq!(found(Wants::OwnServices, &["--guard"]), None);
+        let why = found(Wants::OwnServices, elsewhere).unwrap();
+        assert!(why.contains("external_services"), "{why}");
+        let bare = found(Wants::OwnServices, &[]).unwrap();
+        assert_eq!(bare, "kvcr.guard = false");
+    }
+
+    #[test]
     fn only_a_state_agent_keeps_hinted_requests_from_their_salt() {
         let salted = |wants: Wants, flags: &[&str]| wants.salted(&cpu(flags).profile);
         for wants in [Wants::Any, Wants::Hints, Wants::DenseHints, Wants::States] {
             assert!(salted(wants, &[]), "{wants:?}");
         }
         assert!(salted(Wants::Any, &["--guard"]));
-        for wants in [Wants::Hints, Wants::DenseHints, Wants::Guards] {
+        for wants in [Wants::Hints, Wants::DenseHints, Wants::Guards, Wants::OwnServices] {
             assert!(!salted(wants, &["--guard"]), "{wants:?}");
         }
     }

@@ -344,12 +344,11 @@ struct Tails(Vec<(String, logs::Tail)>);
 
 impl Tails {
     fn from_now(stack: &StackInfo) -> Self {
-        let tails = stack.processes.iter().filter_map(|process| {
-            Some((
-                process.name.clone(),
-                logs::Tail::from_now(&process.log).ok()?,
-            ))
-        });
+        let own = stack.processes.iter().map(|one| (&one.name, &one.log));
+        let elsewhere = stack.plan.external.iter().map(|one| (&one.name, &one.log));
+        let tails = own
+            .chain(elsewhere)
+            .filter_map(|(name, log)| Some((name.clone(), logs::Tail::from_now(log).ok()?)));
         Self(tails.collect())
     }
 

@@ -34,6 +34,7 @@ use crate::stack::cookie::{Cookie, Mark};
 use crate::stack::inventory::ShmFile;
 use crate::stack::process::{Leader, Placement, Spawn};
 use crate::stack::protocol::{ProcessInfo, WorkerInfo, millis};
+use crate::stack::sidecar::{self, Sidecar};
 use crate::stack::sweep::{Identity, Ours};
 use crate::stack::wait::Patience;
 
@@ -50,6 +51,8 @@ pub struct Place {
     pub logs: PathBuf,
     /// Shared-memory files that were there before: nobody's to remove.
     pub shm_before: Arc<BTreeSet<ShmFile>>,
+    /// Services that the core group needs and somebody else runs.
+    pub sidecars: Arc<[Sidecar]>,
 }
 
 /// Says how bring-up goes on.
@@ -81,6 +84,8 @@ pub struct Local {
     workers: Vec<WorkerInfo>,
     jobs: Jobs,
     exits: (mpsc::UnboundedSender<Exit>, mpsc::UnboundedReceiver<Exit>),
+    /// What ends when a service that somebody else runs does.
+    lost: JoinSet<Failure>,
 }
 
 struct Child {
@@ -160,6 +165,7 @@ impl Local {
             workers: Vec::new(),
             jobs: Jobs::default(),
             exits: mpsc::unbounded_channel(),
+            lost: JoinSet::new(),
         }
     }
 
@@ -169,6 +175,9 @@ impl Local {
         let began = Instant::now();
         self.bound = bound;
         let mut bound = Patience::new(bound);
+        if self.group == Group::Core {
+            self.lost = sidecar::watch(&self.place.sidecars);
+        }
         self.start_processes(&mut bound).await?;
         let asked = Instant::now();
         let mut workers = self.until_ready(&mut bound).await?;
@@ -242,6 +251,7 @@ impl Local {
                     started.insert(child.process.name.clone());
                 }
                 Some(exit) = self.exits.1.recv() => return Err(self.explain(&exit.process)),
+                Some(Ok(failure)) = self.lost.join_next() => return Err(failure),
                 _ = tick.tick() => self.check_patience(bound)?,
             }
         }
@@ -277,9 +287,13 @@ impl Local {
         };
         let logs = self.place.logs.clone();
         let group = self.group;
+        let sidecars = self.place.sidecars.clone();
         let ready = async {
             let workers = blueprint.ready(&plan, group, &tell).await?;
             blueprint.examine(&plan, &workers, &logs, &tell).await?;
+            if group == Group::Core {
+                sidecar::attached(&sidecars, &tell).await?;
+            }
             Ok(workers)
         };
         tokio::pin!(ready);
@@ -288,6 +302,7 @@ impl Local {
             tokio::select! {
                 done = &mut ready => return done,
                 Some(exit) = self.exits.1.recv() => return Err(self.explain(&exit.process)),
+                Some(Ok(failure)) = self.lost.join_next() => return Err(failure),
                 _ = tick.tick() => if bound.spent() {
                     let mut failure = too_slow(bound.bound());
                     let missing = missing.borrow().clone();

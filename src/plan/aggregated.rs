@@ -2,7 +2,7 @@
 
 use super::dynamo::{self, Discovery};
 use super::guard::{self, Guarded};
-use super::{Bindings, Plan};
+use super::{Bindings, Plan, sidecar};
 use crate::config::Config;
 use crate::engine::vllm::worker::{self, Part};
 use crate::environment::Installed;
@@ -47,25 +47,21 @@ pub fn aggregated(
         processes.push(dynamo::state_agent(
             config, installed, bindings, &discovery,
         )?);
-        for index in 0..config.profile.topology.workers {
+        let own = guarded.has_services();
+        for index in (0..config.profile.topology.workers).filter(|_| own) {
             processes.push(guarded.service(config, installed, bindings, index, env.clone()));
             directories.push(guard::pool_dir(bindings, index));
         }
-        shm_prefixes.push(guard::shm_prefix(bindings));
+        shm_prefixes.extend(own.then(|| guard::shm_prefix(bindings)));
     }
     let mut workers = Vec::new();
     let mut reference = None;
     for part in parts(config) {
         let engine = worker::plan(config, installed, bindings, part, env.clone())?;
         processes.push(super::Process {
-            after: match part {
-                Part::Core { index } if guarded.is_some() => {
-                    let service = guard::service_name(index);
-                    [
-                        discovery.after(),
-                        vec![dynamo::STATE_AGENT.to_owned(), service],
-                    ]
-                    .concat()
+            after: match (part, &guarded) {
+                (Part::Core { index }, Some(guarded)) => {
+                    [discovery.after(), guarded.after(index)].concat()
                 }
                 _ => discovery.after(),
             },
@@ -88,6 +84,7 @@ pub fn aggregated(
         directories,
         shm_prefixes,
         shm_bytes: shm_bytes(config),
+        external: sidecar::external(config, installed, bindings)?,
     })
 }
 

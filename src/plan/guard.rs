@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value, json};
 
 use super::dynamo::text;
-use super::{Bindings, Group, Probe, Process, Role};
+use super::{Bindings, Group, Probe, Process, Role, sidecar};
 use crate::config::Config;
 use crate::environment::Installed;
 use crate::failure::Failure;
@@ -28,6 +28,8 @@ const GIB: f64 = (1u64 << 30) as f64;
 pub(crate) struct Guarded {
     address: Ipv4Addr,
     digest: String,
+    /// Where the services are that somebody else runs.
+    elsewhere: Option<PathBuf>,
 }
 
 impl Guarded {
@@ -59,7 +61,41 @@ impl Guarded {
         Ok(Some(Self {
             address,
             digest: digest(config, installed),
+            elsewhere: config.profile.topology.external_services.clone(),
         }))
+    }
+
+    /// What whoever claims a pool must come with.
+    pub(super) fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    /// Whether the stack starts its services itself.
+    pub(super) fn has_services(&self) -> bool {
+        self.elsewhere.is_none()
+    }
+
+    /// What must have started before worker `index`.
+    pub(super) fn after(&self, index: usize) -> Vec<String> {
+        let own = self.has_services().then(|| service_name(index));
+        [super::dynamo::STATE_AGENT.to_owned()]
+            .into_iter()
+            .chain(own)
+            .collect()
+    }
+
+    fn socket(&self, bindings: &Bindings, index: usize) -> PathBuf {
+        match &self.elsewhere {
+            Some(directory) => sidecar::socket(directory, index),
+            None => bindings.scratch.join(format!("{}.sock", service_name(index))),
+        }
+    }
+
+    fn pool_dir(&self, bindings: &Bindings, index: usize) -> PathBuf {
+        match &self.elsewhere {
+            Some(directory) => sidecar::pool_dir(directory, index),
+            None => pool_dir(bindings, index),
+        }
     }
 
     /// The service of worker `index`; `env` is what every process of the stack has.
@@ -71,11 +107,11 @@ impl Guarded {
         index: usize,
         mut env: BTreeMap<String, String>,
     ) -> Process {
-        let socket = socket(bindings, index);
+        let socket = self.socket(bindings, index);
         let mut argv = installed.program.module("kvcr.kvcr_service");
         let mut option = |flag: &str, value: String| argv.extend([flag.to_owned(), value]);
         option("--socket-path", text(&socket));
-        option("--pool-dir", text(&pool_dir(bindings, index)));
+        option("--pool-dir", text(&self.pool_dir(bindings, index)));
         option("--guard-count", "1".to_owned());
         option("--pool-sizes-gb", gib(pool_bytes(config)));
         option("--compatibility-digest", self.digest.clone());
@@ -102,7 +138,7 @@ impl Guarded {
     /// What the tier of worker `index` is told about its service.
     pub(crate) fn tier(&self, bindings: &Bindings, index: usize) -> Map<String, Value> {
         let mut tier = Map::new();
-        let socket = text(&socket(bindings, index));
+        let socket = text(&self.socket(bindings, index));
         tier.insert("kvcr_service_socket_path".to_owned(), socket.into());
         tier.insert(
             "compatibility_digest".to_owned(),
@@ -127,11 +163,6 @@ pub(crate) fn service_name(index: usize) -> String {
     format!("service{index}")
 }
 
-fn socket(bindings: &Bindings, index: usize) -> PathBuf {
-    let name = format!("{}.sock", service_name(index));
-    bindings.scratch.join(name)
-}
-
 /// Where the service of worker `index` keeps its pool.
 pub(super) fn pool_dir(bindings: &Bindings, index: usize) -> PathBuf {
     PathBuf::from(format!("/dev/shm/{}{index}", shm_prefix(bindings)))
@@ -142,16 +173,18 @@ pub(super) fn shm_prefix(bindings: &Bindings) -> String {
     format!("kvcr_pool_{}-", bindings.file_cookie())
 }
 
-/// Bytes of `/dev/shm` that all services take.
+/// Bytes of `/dev/shm` that all services of the stack take.
 pub(super) fn shm_bytes(config: &Config) -> u64 {
-    if !config.profile.kvcr.guard {
+    let elsewhere = config.profile.topology.external_services.is_some();
+    if !config.profile.kvcr.guard || elsewhere {
         return 0;
     }
     let workers = config.profile.topology.workers as u64;
     workers.saturating_mul(pool_bytes(config).saturating_add(JOURNAL_BYTES))
 }
 
-fn pool_bytes(config: &Config) -> u64 {
+/// Bytes of one pool.
+pub(super) fn pool_bytes(config: &Config) -> u64 {
     let kvcr = &config.profile.kvcr;
     kvcr.pool_bytes.unwrap_or_else(|| {
         // Configuration insists on a size where a block's is not known.

@@ -10,6 +10,7 @@ pub(crate) mod changed;
 pub(crate) mod dynamo;
 pub(crate) mod guard;
 mod render;
+pub(crate) mod sidecar;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -28,6 +29,7 @@ use crate::sim::settings::{self, Settings};
 pub use aggregated::aggregated;
 pub(crate) use dynamo::LONGEST_SCRATCH;
 pub use render::render;
+pub use sidecar::External;
 
 /// The plan of this configuration, by its topology.
 pub fn plan(config: &Config, installed: &Installed, bindings: &Bindings) -> Result<Plan, Failure> {
@@ -49,12 +51,19 @@ pub(crate) fn faults_file(scratch: &Path) -> PathBuf {
 /// A simulated process is started as the real one is, and told the rest in one variable.
 fn tell_settings(config: &Config, bindings: &Bindings, plan: &mut Plan) -> Result<(), Failure> {
     let sim = &config.profile.sim;
-    let names: BTreeSet<&str> = plan.processes.iter().map(|it| it.name.as_str()).collect();
-    let elsewhere = sim
+    // A service that runs elsewhere is told by whoever starts it, of the same profile.
+    let elsewhere = plan.external.iter().map(|it| it.name.as_str());
+    let names: BTreeSet<&str> = plan
+        .processes
+        .iter()
+        .map(|it| it.name.as_str())
+        .chain(elsewhere)
+        .collect();
+    let nobodys = sim
         .faults
         .iter()
         .find(|switch| !names.iter().any(|process| switch.is_told_by(process)));
-    if let Some(switch) = elsewhere {
+    if let Some(switch) = nobodys {
         return Err(
             Failure::environment(format!("sim.faults: {switch} would be told by nobody"))
                 .expected(format!(
@@ -65,21 +74,31 @@ fn tell_settings(config: &Config, bindings: &Bindings, plan: &mut Plan) -> Resul
         );
     }
     for process in &mut plan.processes {
-        let settings = Settings {
-            process: process.name.clone(),
-            seed: sim.seed,
-            latency: sim.latency(),
-            faults: sim.faults.clone(),
-            faults_file: Some(faults_file(&bindings.scratch)),
-            write_log: None,
-        };
-        let text = serde_json::to_string(&settings).map_err(|error| {
-            Failure::environment("the settings of a simulated process cannot be written")
-                .found(error)
-        })?;
+        let faults_file = Some(faults_file(&bindings.scratch));
+        let text = settings_of(config, &process.name, faults_file)?;
         process.env.insert(settings::VARIABLE.to_owned(), text);
     }
     Ok(())
+}
+
+/// What the simulated process called `name` is told in its one variable.
+fn settings_of(
+    config: &Config,
+    name: &str,
+    faults_file: Option<PathBuf>,
+) -> Result<String, Failure> {
+    let sim = &config.profile.sim;
+    let settings = Settings {
+        process: name.to_owned(),
+        seed: sim.seed,
+        latency: sim.latency(),
+        faults: sim.faults.clone(),
+        faults_file,
+        write_log: None,
+    };
+    serde_json::to_string(&settings).map_err(|error| {
+        Failure::environment("the settings of a simulated process cannot be written").found(error)
+    })
 }
 
 /// Names of the TCP ports that [`plan`] needs in its bindings.
@@ -279,4 +298,7 @@ pub struct Plan {
     pub shm_prefixes: Vec<String>,
     /// Bytes of `/dev/shm` that this plan may use.
     pub shm_bytes: u64,
+    /// Services that it needs and somebody else runs.
+    #[serde(default)]
+    pub external: Vec<External>,
 }

@@ -24,6 +24,17 @@ fn write_plan(out: &mut String, plan: &Plan) -> std::fmt::Result {
     for worker in plan.workers.iter().chain(&plan.reference) {
         writeln!(out, "{}", describe(worker))?;
     }
+    for service in &plan.external {
+        writeln!(
+            out,
+            "# {}: runs elsewhere, guards {}; {} must accept, its log is {}, its pool in {}",
+            service.name,
+            service.worker,
+            service.socket.display(),
+            service.log.display(),
+            service.pool_dir.display()
+        )?;
+    }
     writeln!(
         out,
         "# /dev/shm: {} bytes under {}",

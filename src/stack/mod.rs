@@ -10,6 +10,7 @@
 //! - [`devices`]: one lock a device, so that two stacks never share one by accident.
 //! - [`process`]: fork, exec, groups. The only `unsafe`.
 //! - [`cookie`], [`sweep`], [`inventory`], [`leftovers`]: what is ours, and how all of it goes away.
+//! - [`sidecar`]: services that somebody else runs.
 //! - [`clock`]: the time that every process of the host agrees on.
 //! - `tail`: the last lines of a log.
 //! - [`wait`]: level-triggered polling.
@@ -30,6 +31,7 @@ pub mod leftovers;
 pub mod process;
 pub mod protocol;
 pub mod queue;
+pub mod sidecar;
 pub mod state_dir;
 pub mod supervisor;
 pub mod sweep;

@@ -182,6 +182,7 @@ impl Blueprint for Toys {
             directories: vec![bindings.scratch.join("toys")],
             shm_prefixes: vec![prefix],
             shm_bytes: self.shm_bytes,
+            external: Vec::new(),
         })
     }
 

@@ -3,7 +3,6 @@
 //! Only the supervisor signals anything; a story asks it to. Whatever a story leaves dead, the
 //! supervisor starts again before the next lease.
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use tokio::task::JoinHandle;
@@ -12,6 +11,7 @@ use super::{Scene, millis};
 use crate::client::{Observation, RequestFailure, RequestFailureKind};
 use crate::evidence::Measured;
 use crate::failure::{Class, Failure};
+use crate::plan::External;
 use crate::plan::guard::service_name;
 use crate::prompt::Prompt;
 use crate::stack::clock::monotonic_ns;
@@ -41,20 +41,20 @@ const OF_PEERS: &[&str] = &[
 #[derive(Clone, Debug)]
 pub struct GuardLog {
     worker: usize,
-    path: PathBuf,
-    offset: u64,
+    from: tail::Mark,
 }
 
 impl GuardLog {
     /// What was said since.
     ///
     /// # Errors
-    /// Inconclusive, if the log cannot be read.
+    /// Inconclusive, if the log cannot be read, or was rotated or truncated since.
     pub fn journal(&self) -> Result<Journal, Failure> {
-        let text = tail::since(&self.path, self.offset).map_err(|error| {
+        let text = self.from.since().map_err(|error| {
             Failure::inconclusive("the log of the Guard's service cannot be read")
-                .expected(self.path.display())
+                .expected(self.from.path().display())
                 .found(error)
+                .hint("a log that is written elsewhere must neither be rotated nor emptied while a case runs")
         })?;
         Ok(Journal::read(&text))
     }
@@ -156,7 +156,7 @@ impl Scene<'_> {
         blow: Blow,
     ) -> Result<(GuardLog, Struck), Failure> {
         let victim = self.worker(worker)?.process;
-        self.lease.permit(&service_name(worker)).await?;
+        self.permit_service(worker).await?;
         let log = self.guard_log(worker)?;
         self.expect_lines_after_harm(worker);
         let struck = self.lease.strike(&victim, Part::EngineCore, blow).await?;
@@ -183,7 +183,7 @@ impl Scene<'_> {
     /// What the supervisor refuses, or a stack that is broken.
     pub async fn kill_whole(&mut self, worker: usize) -> Result<(), Failure> {
         let victim = self.worker(worker)?.process;
-        self.lease.permit(&service_name(worker)).await?;
+        self.permit_service(worker).await?;
         let struck = self.lease.strike(&victim, Part::Whole, Blow::Kill).await?;
         self.death(&struck).await?;
         Ok(())
@@ -225,17 +225,34 @@ impl Scene<'_> {
     /// Inconclusive, if there is none.
     pub fn guard_log(&self, worker: usize) -> Result<GuardLog, Failure> {
         let name = service_name(worker);
-        let process = self.stack.processes.iter().find(|one| one.name == name);
-        let path = process.map(|process| process.log.clone()).ok_or_else(|| {
+        let own = self.stack.processes.iter().find(|one| one.name == name);
+        let elsewhere = self.external(worker);
+        let log = own
+            .map(|process| &process.log)
+            .or(elsewhere.map(|service| &service.log));
+        let log = log.ok_or_else(|| {
             Failure::inconclusive(format!("the stack has no process {name}"))
                 .expected("a kvcr_service beside each worker")
         })?;
-        let offset = tail::end(&path);
         Ok(GuardLog {
             worker,
-            path,
-            offset,
+            from: tail::Mark::now(log),
         })
+    }
+
+    /// The service of `worker`'s Guard, where somebody else runs it.
+    fn external(&self, worker: usize) -> Option<&External> {
+        let name = service_name(worker);
+        self.stack.plan.external.iter().find(|one| one.name == name)
+    }
+
+    /// The service of `worker`'s Guard may end from now on. One that runs elsewhere may not: nobody
+    /// here could start it again.
+    async fn permit_service(&self, worker: usize) -> Result<(), Failure> {
+        match self.external(worker) {
+            Some(_) => Ok(()),
+            None => self.lease.permit(&service_name(worker)).await,
+        }
     }
 
     /// Waits until a Guard has taken over. Leaves the check that it did; `None` if it did not.

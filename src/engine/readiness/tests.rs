@@ -76,6 +76,7 @@ fn plan(frontend: &str, workers: Vec<PlannedWorker>) -> Plan {
         directories: Vec::new(),
         shm_prefixes: Vec::new(),
         shm_bytes: 0,
+        external: Vec::new(),
     }
 }
 

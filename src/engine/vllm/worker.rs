@@ -78,6 +78,16 @@ pub fn ports(part: Part) -> Vec<String> {
     names
 }
 
+/// The port of core worker `index` that its Guard takes over.
+pub(crate) fn control_port(index: usize) -> String {
+    Part::Core { index }.control_port()
+}
+
+/// Name of the process of core worker `index`.
+pub(crate) fn process_name(index: usize) -> String {
+    Part::Core { index }.name()
+}
+
 /// The plan of one engine; `env` is what every process of the stack has.
 pub fn plan(
     config: &Config,

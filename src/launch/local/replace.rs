@@ -148,6 +148,7 @@ impl Local {
                     Meaning::Starting(death) => self.refused(death),
                     Meaning::End(failure) => return Event::Died(failure),
                 },
+                Some(Ok(failure)) = self.lost.join_next() => return Event::Died(failure),
                 Some(done) = self.jobs.stages.join_next() => {
                     // An aborted task is one that nobody waits for.
                     if let Ok((id, stage)) = done {

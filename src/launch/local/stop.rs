@@ -19,6 +19,7 @@ impl Local {
     /// Stops every process of the group, and everything that descends from them.
     pub async fn stop(&mut self) -> Result<(), Failure> {
         self.jobs.abort();
+        self.lost.abort_all();
         let names: BTreeSet<String> = self.members().map(|p| p.name.clone()).collect();
         // Written down now: a program that hides its environment is found by its number.
         let ours = self.ours(Some(names));

@@ -107,6 +107,29 @@ impl Guard {
         self.state.lock().await.control.clone()
     }
 
+    /// Why whoever answers on `control`, where nobody can, does not get the pool.
+    pub(super) async fn refuse(&self, control: &str) -> String {
+        let index = self.index;
+        let Ok(state) = timeout(TRANSITION, self.state.lock()).await else {
+            return format!("KVCR Guard {index} is busy");
+        };
+        match (&state.seat, &state.control) {
+            (Seat::Worker(worker), _) if worker.lives() => {
+                format!("KVCR Guard {index} is held by another worker")
+            }
+            (Seat::Worker(_), _) => format!("KVCR Guard {index} is busy"),
+            (_, Some(own)) => {
+                format!("KVCR Guard {index} answers on {own} and cannot be moved to {control}")
+            }
+            (_, None) => match TcpListener::bind(control).await {
+                Err(error) => {
+                    format!("KVCR Guard {index} control listener {control} is unavailable: {error}")
+                }
+                Ok(_) => "pool layout must match the number of pools in the Guard".to_owned(),
+            },
+        }
+    }
+
     /// Gives the pool to `holder`; the error is the refusal.
     pub(super) async fn claim(
         &self,

@@ -3,11 +3,13 @@
 //!
 //! - `options`: the real command line.
 //! - `holder`: the process that holds a pool.
+//! - `asked`: claims in the real service's frames, all of which it refuses.
 //! - `guard`: one pool and what becomes of it.
 //! - `log`: lines as the real service writes them.
 //!
 //! Here is the socket: who may claim, and that one failed Guard ends the whole service.
 
+mod asked;
 mod guard;
 mod holder;
 mod log;
@@ -48,8 +50,7 @@ const IDLE: Duration = Duration::from_secs(30);
 const LONGEST_LINE: u64 = 64 << 10;
 /// What every pool's directory begins with.
 const PREFIX: &str = "kvcr-";
-/// Held by the service whose pool it is.
-const LOCK: &str = "lock";
+const OTHER_DIGEST: &str = "KVCR compatibility digest does not match the service";
 /// Of the real one; ours has no limit.
 const JOURNAL_BYTES: u64 = 104_857_600;
 
@@ -186,19 +187,23 @@ struct Service {
 /// Speaks with one client, and watches it for as long as it holds a pool.
 async fn attend(service: Arc<Service>, stream: UnixStream, pid: Option<i32>) -> Result<(), Broken> {
     let mut stream = BufReader::new(stream);
+    match timeout(IDLE, asked::is_frame(&mut stream)).await {
+        Ok(Ok(true)) => {
+            let _ = timeout(IDLE, asked::answer(&service, &mut stream, pid)).await;
+            return Ok(());
+        }
+        Ok(Ok(false)) => {}
+        _ => return Ok(()),
+    }
     let Ok(Some(Say::Claim(request))) = timeout(IDLE, hear(&mut stream)).await else {
         return Ok(());
     };
-    let holder = pid
-        .and_then(Pid::from_raw)
-        .ok_or(io::ErrorKind::NotFound.into())
-        .and_then(Holder::open)
-        .map_err(|error| format!("worker pidfd is required without SO_PEERPIDFD: {error}"));
+    let holder = holder(pid);
     let claimed = async {
         let holder = Arc::new(holder?);
         let fits = request.digest == service.digest || service.faults.tell(Fault::DigestIgnored);
         if service.faults.tell(Fault::ClaimDigest) || !fits {
-            return Err("KVCR compatibility digest does not match the service".to_owned());
+            return Err(OTHER_DIGEST.to_owned());
         }
         let guard = service.guard_for(&request.control).await;
         let grant = guard.claim(&request, &holder).await?;
@@ -215,6 +220,14 @@ async fn attend(service: Arc<Service>, stream: UnixStream, pid: Option<i32>) -> 
             Ok(())
         }
     }
+}
+
+/// Whoever asks, so that its death is seen.
+fn holder(pid: Option<i32>) -> Result<Holder, String> {
+    pid.and_then(Pid::from_raw)
+        .ok_or(io::ErrorKind::NotFound.into())
+        .and_then(Holder::open)
+        .map_err(|error| format!("worker pidfd is required without SO_PEERPIDFD: {error}"))
 }
 
 impl Service {
@@ -259,7 +272,8 @@ fn reclaim(dir: &Path, log: &Log) -> io::Result<()> {
     })?;
     for path in entries.flatten().map(|entry| entry.path()) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let Ok(lock) = File::open(path.join(LOCK)) else {
+        // As the real one's file: locked by the service whose pool it is.
+        let Ok(lock) = File::open(&path) else {
             continue;
         };
         if !name.starts_with(PREFIX) {
@@ -292,7 +306,7 @@ impl OwnedDir {
         let id = uuid::Uuid::new_v4().simple();
         let path = dir.join(format!("{PREFIX}{id}-pool_{index}"));
         std::fs::create_dir(&path)?;
-        let lock = File::create(path.join(LOCK))?;
+        let lock = File::open(&path)?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)?;
         Ok(Self { path, _lock: lock })
     }

@@ -1,6 +1,7 @@
 //! Everything between "a stack is wanted" and the first spawn: leftovers, devices, number,
 //! ports, plan.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
@@ -19,7 +20,11 @@ use crate::stack::devices::{self, Holder, NotHad};
 use crate::stack::inventory::Inventory;
 use crate::stack::lease::LaunchSpec;
 use crate::stack::leftovers::Leftovers;
+use crate::stack::sidecar::{self, Sidecar};
 use crate::stack::state_dir::{self, StackDir, StateDir};
+
+/// How long services that somebody else runs may take to be there; those of a plan have as long.
+const SIDECARS_WITHIN: Duration = Duration::from_secs(240);
 
 /// Generation that is about to run. Its locks last as long as this value.
 pub(super) struct Prepared {
@@ -66,7 +71,11 @@ pub(super) async fn prepare(
     };
     let patience = Duration::from_secs(spec.bring_up_seconds);
     let devices = devices::take(&state, &spec.devices, &me, patience, &say).await?;
-    match plan(spec, dir, &state, blueprint, devices) {
+    let external = blueprint.external().map_err(NotHad::Failed)?;
+    let sidecars = sidecar::await_all(external, patience.min(SIDECARS_WITHIN), &say)
+        .await
+        .map_err(NotHad::Failed)?;
+    match plan(spec, dir, &state, blueprint, devices, sidecars.into()) {
         Ok(prepared) => Ok(prepared),
         Err(failure) => {
             // Nothing ran, but its directory already says that something may be left.
@@ -82,6 +91,7 @@ fn plan(
     state: &StateDir,
     blueprint: &dyn Blueprint,
     devices: Vec<File>,
+    sidecars: Arc<[Sidecar]>,
 ) -> Result<Prepared, Failure> {
     let number = dir.next_generation()?;
     let cookie = Cookie {
@@ -97,18 +107,27 @@ fn plan(
         scratch: dir.scratch(number),
         logs: generation.join("logs"),
         shm_before: Arc::new(inventory.before.clone()),
+        sidecars: sidecars.clone(),
     };
     for path in [&place.scratch, &place.logs, &generation.join("reference")] {
         state_dir::create(path)?;
     }
     inventory.save(&generation)?;
+    // What a Guard answers on since its first claim is bound, and cannot be moved.
+    let bound = sidecars.iter().filter_map(|sidecar| {
+        let name = sidecar.external.control_port.clone();
+        sidecar.control.map(|port| (name, port))
+    });
+    let bound: BTreeMap<String, u16> = bound.collect();
+    let mut names = blueprint.ports();
+    names.retain(|name| !bound.contains_key(name));
     let ports = ports::reserve(
-        &blueprint.ports(),
+        &names,
         &blueprint.fixed_ports(),
         &state.ports()?,
     )?;
     let plan = blueprint.plan(&Bindings {
-        ports: ports.ports.clone(),
+        ports: ports.ports.clone().into_iter().chain(bound).collect(),
         scratch: place.scratch.clone(),
         generation: number,
         cookie: cookie.to_string(),
