@@ -1,6 +1,7 @@
 //! The commands of `kvcr-phase1`, one function each. Parsing is `main.rs`'s; what the commands
 //! stand on is the rest of the crate.
 
+mod services;
 mod strike;
 
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use crate::stack::admin;
 use crate::stack::lease::{self, Lease, LeaseRequest};
 use crate::stack::protocol::{Mode, StackInfo, Status};
 
+pub use self::services::{ServicesArgs, services};
 pub use self::strike::{StrikeArgs, strike};
 
 /// Seconds that `up --detach` keeps an unused stack.

@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use kvcr_phase1::cases::PHASE1;
-use kvcr_phase1::commands::StrikeArgs;
+use kvcr_phase1::commands::{ServicesArgs, StrikeArgs};
 use kvcr_phase1::config::{self, Config, Foreign, ProcessEnv, UsageError};
 use kvcr_phase1::environment::cli::EnvCommand;
 use kvcr_phase1::gate::cli::DoctorArgs;
@@ -68,6 +68,8 @@ enum Command {
     Sim(SimCommand),
     /// Kill a process of the stack, see what becomes of it, and replace it.
     Strike(StrikeArgs),
+    /// Run the Guards' services alone, as a sidecar does, for `run --external-services`.
+    Services(ServicesArgs),
     /// Write down what the stack shows: the shapes of its pages, responses and logs.
     Record {
         /// Where to write `PROFILE.json`.
@@ -101,7 +103,7 @@ fn main() -> ExitCode {
 
 fn dispatch(args: Vec<OsString>, began: Instant) -> Result<ExitCode, UsageError> {
     let mut command = Cli::command();
-    for name in ["run", "up", "doctor", "render", "record", "strike"] {
+    for name in ["run", "up", "doctor", "render", "record", "services", "strike"] {
         command = command.mut_subcommand(name, |sub| sub.after_help(config::help_table()));
     }
     let (own, rest) = config::split_args_among(args.into_iter(), &flags(&command))?;
@@ -136,6 +138,7 @@ fn carry_out(command: Command, config: Config, began: Instant) -> Result<ExitCod
         Command::Render { json } => commands::render(&config, json),
         Command::Sim(command) => sim::cli::cli(&command, &config.paths.state),
         Command::Strike(args) => commands::strike(&config, &args),
+        Command::Services(args) => commands::services(&config, &args)?,
         Command::Record { directory } => commands::record(&config, &directory),
         Command::Replay { what } => commands::replay(&config, &what, began)?,
     })

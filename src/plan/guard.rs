@@ -179,6 +179,11 @@ pub(super) fn shm_bytes(config: &Config) -> u64 {
     if !config.profile.kvcr.guard || elsewhere {
         return 0;
     }
+    services_bytes(config)
+}
+
+/// Bytes of `/dev/shm` that all services take, whoever runs them.
+pub(super) fn services_bytes(config: &Config) -> u64 {
     let workers = config.profile.topology.workers as u64;
     workers.saturating_mul(pool_bytes(config).saturating_add(JOURNAL_BYTES))
 }

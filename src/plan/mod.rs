@@ -251,6 +251,16 @@ pub struct Process {
     pub stop_seconds: u64,
 }
 
+impl Process {
+    /// Unix sockets that it listens on.
+    pub(crate) fn sockets(&self) -> impl Iterator<Item = &Path> {
+        self.ready.iter().filter_map(|probe| match probe {
+            Probe::Unix { path } => Some(path.as_path()),
+            _ => None,
+        })
+    }
+}
+
 /// One serving engine as the cases see it.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct PlannedWorker {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::guard::{self, Guarded, service_name};
-use super::{Bindings, Process, settings_of};
+use super::{Bindings, ChosenDiscovery, Plan, Process, settings_of};
 use crate::config::Config;
 use crate::engine::vllm::worker;
 use crate::environment::Installed;
@@ -92,22 +92,43 @@ pub(crate) fn external(
     Ok((0..config.profile.topology.workers).map(service).collect())
 }
 
-/// The services themselves, for whoever runs them in `directory`.
+/// The services themselves and nothing else, for whoever runs them in `directory`.
 ///
 /// # Errors
 /// As [`Guarded::of`]; Environment, if the settings of a simulated one cannot be written.
-pub(crate) fn services(
+pub(crate) fn plan(
     config: &Config,
     installed: &Installed,
-    bindings: &Bindings,
-) -> Result<Vec<Process>, Failure> {
-    let Some(guarded) = Guarded::of(config, installed, bindings)? else {
+    directory: &Path,
+) -> Result<Plan, Failure> {
+    let workers = 0..config.profile.topology.workers;
+    Ok(Plan {
+        topology: "services".to_owned(),
+        discovery: ChosenDiscovery {
+            backend: "none".to_owned(),
+            reason: "services find nobody".to_owned(),
+        },
+        processes: services(config, installed)?,
+        frontend_url: String::new(),
+        workers: Vec::new(),
+        reference: None,
+        directories: workers.map(|index| pool_dir(directory, index)).collect(),
+        shm_prefixes: vec![shm_prefix(directory)],
+        shm_bytes: guard::services_bytes(config),
+        external: Vec::new(),
+    })
+}
+
+fn services(config: &Config, installed: &Installed) -> Result<Vec<Process>, Failure> {
+    // They need no port and no address of the host.
+    let bindings = Bindings::canonical(&[], &[]);
+    let Some(guarded) = Guarded::of(config, installed, &bindings)? else {
         return Ok(Vec::new());
     };
     let simulated = config.profile.engine.kind.is_simulated();
     (0..config.profile.topology.workers)
         .map(|index| {
-            let mut process = guarded.service(config, installed, bindings, index, environment(installed));
+            let mut process = guarded.service(config, installed, &bindings, index, environment(installed));
             if simulated {
                 // `sim tell` reaches the stack only: these stand beside it.
                 let settings = settings_of(config, &process.name, None)?;
@@ -196,7 +217,8 @@ mod tests {
         for (config, software) in [(cpu(&[FLAG]), installed()), (sim(&[FLAG]), simulated())] {
             let bindings = Bindings::canonical(&[], &[]);
             let expected = external(&config, &software, &bindings).unwrap();
-            let services = services(&config, &software, &bindings).unwrap();
+            let plan = plan(&config, &software, Path::new("/run/sidecars")).unwrap();
+            let services = plan.processes;
             assert_eq!(expected.len(), services.len());
             for (expected, service) in expected.iter().zip(&services) {
                 let value = |flag: &str| {
@@ -205,6 +227,9 @@ mod tests {
                 };
                 assert_eq!(value("--socket-path"), expected.socket.to_string_lossy());
                 assert_eq!(value("--pool-dir"), expected.pool_dir.to_string_lossy());
+                assert!(plan.directories.contains(&expected.pool_dir));
+                let name = expected.pool_dir.file_name().unwrap().to_string_lossy();
+                assert!(name.starts_with(&plan.shm_prefixes[0]));
                 assert_eq!(value("--compatibility-digest"), expected.digest);
                 assert_eq!(value("--log-level"), "DEBUG");
                 assert_eq!(value("--guard-count"), "1");

@@ -63,6 +63,15 @@ impl Cookie {
             (PROCESS.to_owned(), process.to_owned()),
         ])
     }
+
+    /// What recognises them, of any generation.
+    pub fn mark(&self, home: &Path) -> Mark {
+        Mark {
+            fingerprint: self.fingerprint.clone(),
+            home: home.to_owned(),
+            processes: None,
+        }
+    }
 }
 
 /// Recognises processes of one stack, of any generation.

@@ -23,7 +23,7 @@ mod generation;
 mod group;
 mod prepare;
 mod reference;
-mod taken;
+pub(crate) mod taken;
 mod view;
 
 use std::ffi::OsString;

@@ -40,7 +40,7 @@ pub(super) fn check(plan: &Plan, before: &BTreeSet<ShmFile>) -> Result<(), Failu
 
 /// A socket that is too long fails in the engine, late and in other words; one that somebody
 /// listens on would be taken for the process that is about to start.
-fn sockets(process: &Process) -> Result<(), Failure> {
+pub(crate) fn sockets(process: &Process) -> Result<(), Failure> {
     for probe in &process.ready {
         let Probe::Unix { path } = probe else {
             continue;
