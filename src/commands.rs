@@ -318,13 +318,19 @@ pub fn render(config: &Config, json: bool) -> ExitCode {
 /// Says whether this machine can run the profile.
 #[must_use]
 pub fn doctor(config: &Config, args: &gate::cli::DoctorArgs) -> ExitCode {
+    let installed = environment::find(&config.profile, &config.paths.cache);
     gate::cli::cli(
         args,
         &gate::doctor::Inputs {
             profile_name: &config.profile_name,
             profile: &config.profile,
             paths: &config.paths,
-            installed: environment::find(&config.profile, &config.paths.cache),
+            external: installed
+                .as_ref()
+                .ok()
+                .and_then(|installed| software::external(config, installed).ok())
+                .unwrap_or_default(),
+            installed,
             shm_bytes: plan::shm_bytes(config),
             insta: &config.insta,
         },

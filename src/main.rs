@@ -103,7 +103,9 @@ fn main() -> ExitCode {
 
 fn dispatch(args: Vec<OsString>, began: Instant) -> Result<ExitCode, UsageError> {
     let mut command = Cli::command();
-    for name in ["run", "up", "doctor", "render", "record", "services", "strike"] {
+    for name in [
+        "run", "up", "doctor", "render", "record", "services", "strike",
+    ] {
         command = command.mut_subcommand(name, |sub| sub.after_help(config::help_table()));
     }
     let (own, rest) = config::split_args_among(args.into_iter(), &flags(&command))?;

@@ -92,6 +92,8 @@ fn serve(config: &Config, directory: &Path) -> Result<(), Failure> {
                 _ = interrupt.recv() => {}
             }
         };
-        services.run(Arc::new(|text| errln!("{text}")), ready, stop).await
+        services
+            .run(Arc::new(|text| errln!("{text}")), ready, stop)
+            .await
     })
 }

@@ -449,6 +449,10 @@ fn every_contradiction_is_refused_with_its_reason() {
             "--host-address: network.host_address: must be an IPv4 address when kvcr.guard is true: KVCR takes no other",
         ),
         (
+            &["--guard=false", "--external-services", "/run/s"],
+            "--external-services: topology.external_services: has no meaning without Guards, and --guard sets kvcr.guard to false",
+        ),
+        (
             &["--frontend-port", "0"],
             "--frontend-port: network.frontend_port: must not be 0; leave it out to have one allocated",
         ),
@@ -743,4 +747,22 @@ fn a_time_that_no_clock_can_count_is_refused() {
         let text = load(given, &FakeEnv::new([])).unwrap_err().to_string();
         assert!(text.contains("expected an integer from 0 to"), "{text}");
     }
+}
+
+/// Whoever names the services of Guards need not ask for Guards too, and a relative directory is one
+/// of where the flag was typed.
+#[test]
+fn services_elsewhere_mean_guards_and_an_absolute_directory() {
+    let config = with(&[], &["--external-services", "run/../sidecars"]).unwrap();
+    assert!(config.profile.kvcr.guard);
+    let directory = config.profile.topology.external_services.unwrap();
+    assert!(directory.is_absolute() && directory.ends_with("sidecars"));
+    // What follows from it is no override of its own.
+    assert_eq!(config.overrides.len(), 1);
+    let variable = with(&[("PHASE1_EXTERNAL_SERVICES", "/run/s")], &[]).unwrap();
+    assert!(variable.profile.kvcr.guard);
+    let long = format!("/{}", "x".repeat(100));
+    let text = refused(&["--external-services", &long]);
+    assert!(text.contains("too long a path for unix sockets"), "{text}");
+    assert!(text.starts_with("--external-services: "), "{text}");
 }

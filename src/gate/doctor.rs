@@ -15,6 +15,8 @@ use crate::config::{InstaState, Paths, Profile};
 use crate::environment::Installed;
 use crate::environment::preflight::{Preflight, preflight};
 use crate::failure::{Class, Failure};
+use crate::plan::External;
+use crate::stack::sidecar;
 use crate::stack::state_dir::StateDir;
 
 use super::{Facts, host};
@@ -79,6 +81,8 @@ pub struct Inputs<'a> {
     pub installed: Result<Installed, Failure>,
     /// What the plan will use of `/dev/shm`.
     pub shm_bytes: u64,
+    /// Services that the plan needs and somebody else runs.
+    pub external: Vec<External>,
     /// What insta was told.
     pub insta: &'a InstaState,
 }
@@ -100,6 +104,8 @@ pub struct Examined<'a> {
     pub cache: Result<(), String>,
     /// The fixed ports that are taken, and by whom; 0 stands for "any".
     pub busy: BTreeMap<u16, String>,
+    /// Each service that somebody else runs, and what there is.
+    pub sidecars: Vec<(External, Result<String, Failure>)>,
 }
 
 /// Looks at everything, and judges it.
@@ -127,6 +133,11 @@ pub fn examine<'a>(inputs: &'a Inputs<'a>) -> Examined<'a> {
             .into_iter()
             .flatten()
             .filter_map(|port| Some((port, host::port(port).err()?)))
+            .collect(),
+        sidecars: inputs
+            .external
+            .iter()
+            .map(|external| (external.clone(), sidecar::examine(external)))
             .collect(),
         inputs,
     }

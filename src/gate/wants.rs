@@ -91,11 +91,7 @@ impl Wants {
     pub fn salted(self, profile: &Profile) -> bool {
         let hints = matches!(
             self,
-            Self::Hints
-                | Self::DenseHints
-                | Self::StaleHints
-                | Self::Guards
-                | Self::OwnServices
+            Self::Hints | Self::DenseHints | Self::StaleHints | Self::Guards | Self::OwnServices
         );
         !(hints && profile.kvcr.guard)
     }
@@ -171,7 +167,12 @@ mod tests {
             assert!(salted(wants, &[]), "{wants:?}");
         }
         assert!(salted(Wants::Any, &["--guard"]));
-        for wants in [Wants::Hints, Wants::DenseHints, Wants::Guards, Wants::OwnServices] {
+        for wants in [
+            Wants::Hints,
+            Wants::DenseHints,
+            Wants::Guards,
+            Wants::OwnServices,
+        ] {
             assert!(!salted(wants, &["--guard"]), "{wants:?}");
         }
     }

@@ -8,6 +8,7 @@ use crate::environment::preflight::preflight;
 use crate::failure::Failure;
 use crate::gate::skew::preflight_failure;
 use crate::gate::{Decision, Facts, needs};
+use crate::plan::External;
 use crate::stack::lease::LaunchSpec;
 
 /// A configuration with the software it runs on.
@@ -69,6 +70,14 @@ pub fn prepare(config: &Config, installed: Installed) -> Result<Prepared, Failur
         })?,
     };
     Ok(Prepared { blueprint, spec })
+}
+
+/// Services that the stack needs and somebody else runs.
+///
+/// # Errors
+/// Environment, if the plan cannot be made.
+pub fn external(config: &Config, installed: &Installed) -> Result<Vec<External>, Failure> {
+    VllmBlueprint::new(config.clone(), installed.clone()).external()
 }
 
 /// What the stack must have for itself. Two stacks on one machine's cores would starve each

@@ -87,7 +87,9 @@ impl Guarded {
     fn socket(&self, bindings: &Bindings, index: usize) -> PathBuf {
         match &self.elsewhere {
             Some(directory) => sidecar::socket(directory, index),
-            None => bindings.scratch.join(format!("{}.sock", service_name(index))),
+            None => bindings
+                .scratch
+                .join(format!("{}.sock", service_name(index))),
         }
     }
 

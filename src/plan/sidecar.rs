@@ -128,7 +128,8 @@ fn services(config: &Config, installed: &Installed) -> Result<Vec<Process>, Fail
     let simulated = config.profile.engine.kind.is_simulated();
     (0..config.profile.topology.workers)
         .map(|index| {
-            let mut process = guarded.service(config, installed, &bindings, index, environment(installed));
+            let mut process =
+                guarded.service(config, installed, &bindings, index, environment(installed));
             if simulated {
                 // `sim tell` reaches the stack only: these stand beside it.
                 let settings = settings_of(config, &process.name, None)?;
@@ -147,7 +148,10 @@ fn environment(installed: &Installed) -> BTreeMap<String, String> {
         env.insert("PYTHONUNBUFFERED".to_owned(), "1".to_owned());
     }
     if let Some(overlay) = &installed.overlay {
-        env.insert("PYTHONPATH".to_owned(), overlay.to_string_lossy().into_owned());
+        env.insert(
+            "PYTHONPATH".to_owned(),
+            overlay.to_string_lossy().into_owned(),
+        );
     }
     env
 }
@@ -196,18 +200,32 @@ mod tests {
         assert_eq!(names(&plan), names(&own));
         assert_eq!(plan.processes.len() + 2, own.processes.len());
         assert!(plan.shm_bytes < own.shm_bytes);
-        assert!(plan.directories.iter().all(|path| !path.starts_with("/dev/shm")));
+        assert!(
+            plan.directories
+                .iter()
+                .all(|path| !path.starts_with("/dev/shm"))
+        );
         assert_eq!(plan.shm_prefixes.len(), 1);
         let find = |name: &str| plan.processes.iter().find(|it| it.name == name).unwrap();
         let worker = find("worker1");
-        assert!(worker.after.contains(&"state-agent".to_owned()), "{:?}", worker.after);
+        assert!(
+            worker.after.contains(&"state-agent".to_owned()),
+            "{:?}",
+            worker.after
+        );
         assert!(!worker.after.contains(&"service1".to_owned()));
-        let told = worker.argv.iter().any(|arg| arg.contains("/run/sidecars/service1.sock"));
+        let told = worker
+            .argv
+            .iter()
+            .any(|arg| arg.contains("/run/sidecars/service1.sock"));
         assert!(told);
         let external = &plan.external[1];
         assert_eq!(external.socket, Path::new("/run/sidecars/service1.sock"));
         assert_eq!(external.log, Path::new("/run/sidecars/service1.log"));
-        assert_eq!((&*external.name, &*external.worker), ("service1", "worker1"));
+        assert_eq!(
+            (&*external.name, &*external.worker),
+            ("service1", "worker1")
+        );
         assert_eq!(own.external, []);
     }
 
@@ -238,7 +256,10 @@ mod tests {
             assert_eq!(text.lines().count(), 2);
             for (line, service) in text.lines().zip(&services) {
                 let words = shlex::split(line).unwrap();
-                let start = words.iter().position(|word| *word == service.argv[0]).unwrap();
+                let start = words
+                    .iter()
+                    .position(|word| *word == service.argv[0])
+                    .unwrap();
                 assert_eq!(words[start..start + service.argv.len()], service.argv);
                 assert!(words[words.len() - 2].starts_with(">>/run/sidecars/service"));
             }

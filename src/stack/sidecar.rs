@@ -47,6 +47,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const LOGGED: Duration = Duration::from_secs(10);
 /// What every pool begins with.
 const POOL: &str = "kvcr-";
+/// Why a pool cannot be claimed that could, later.
+const HELD: &str = "a living worker has its pool";
 /// How to start them, for people.
 const START: &str = "start them with what `kvcr-phase1 services --print` prints for this profile";
 
@@ -92,7 +94,7 @@ pub(crate) async fn await_all(
             if let Look::NotYet(missing) = &seen
                 && last.replace(missing.clone()) != *missing
             {
-                say(format!("waiting for {missing}"));
+                say(format!("waiting for {name}: {missing}"));
             }
             seen
         });
@@ -103,15 +105,40 @@ pub(crate) async fn await_all(
             }
             Err(Gave::Failed(failure)) => return Err(failure),
             Err(Gave::Up { after, last }) => {
-                return Err(Failure::environment(format!(
-                    "{name}, which somebody else runs, does not serve: {last}"
-                ))
-                .expected(format!("a kvcr_service within {} s", after.as_secs()))
-                .hint(START));
+                let expected = format!("a kvcr_service within {} s", after.as_secs());
+                return Err(missing(&name, &last).expected(expected));
             }
         }
     }
     Ok(found)
+}
+
+/// One look at a service, for people: what there is, or why our workers could not claim its pool.
+///
+/// # Errors
+/// As [`await_all`].
+pub(crate) fn examine(external: &External) -> Result<String, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::environment("no runtime").found(error))?;
+    match runtime.block_on(look(external.clone(), ANSWER)) {
+        Look::Ready(sidecar) => Ok(match sidecar.control {
+            None => "accepts; nobody has claimed its pool".to_owned(),
+            Some(port) => format!("accepts; its pool was claimed before, by port {port}"),
+        }),
+        // That may be a worker of ours.
+        Look::NotYet(missing) if missing == HELD => Ok(format!("accepts; {missing}")),
+        Look::NotYet(why) => Err(missing(&external.name, &why).expected("a kvcr_service")),
+        Look::Failed(failure) => Err(failure),
+    }
+}
+
+fn missing(name: &str, why: &str) -> Failure {
+    Failure::environment(format!(
+        "{name}, which somebody else runs, does not serve: {why}"
+    ))
+    .hint(START)
 }
 
 /// One look at one service.
@@ -128,13 +155,13 @@ async fn look(external: External, answer: Duration) -> Look<Sidecar, Failure> {
     let control = match wait::within(answer, ask(stream, &external.digest)).await {
         None => {
             return Look::NotYet(format!(
-                "{}: somebody accepts, and answers nothing; is it a kvcr_service?",
+                "somebody accepts at {}, and does not answer a claim; is it a kvcr_service?",
                 external.socket.display()
             ));
         }
         Some(Err(error)) => match error.kind() {
             io::ErrorKind::InvalidData => return Look::Failed(foreign(&external, &error)),
-            _ => return Look::NotYet(format!("{}: {error}", external.socket.display())),
+            _ => return Look::NotYet(error.to_string()),
         },
         Some(Ok(answer)) => match understand(&external, answer) {
             Look::Ready(control) => control,
@@ -185,20 +212,19 @@ fn unconnected(external: &External, error: &io::Error) -> Look<Sidecar, Failure>
         }
         io::ErrorKind::NotFound => match socket.parent() {
             Some(directory) if !directory.is_dir() => {
-                format!("{}: there is no directory {}", external.name, directory.display())
+                format!("there is no directory {}", directory.display())
             }
-            _ => format!("{}: there is no socket {at}", external.name),
+            _ => format!("there is no socket {at}"),
         },
         // Nobody accepts, and there is no room to wait any more.
-        io::ErrorKind::WouldBlock => format!("{}: nobody accepts at {at}", external.name),
+        io::ErrorKind::WouldBlock => format!("nobody accepts at {at}"),
         _ if file.is_ok_and(|found| !found.file_type().is_socket()) => {
-            format!("{}: {at} is no socket", external.name)
+            format!("{at} is no socket")
         }
-        io::ErrorKind::ConnectionRefused => format!(
-            "{}: nobody listens at {at}, which an ended service left behind",
-            external.name
-        ),
-        _ => format!("{}: {at}: {error}", external.name),
+        io::ErrorKind::ConnectionRefused => {
+            format!("nobody listens at {at}, which an ended service left behind")
+        }
+        _ => format!("{at}: {error}"),
     };
     Look::NotYet(why)
 }
@@ -219,12 +245,17 @@ async fn ask(mut stream: UnixStream, digest: &str) -> io::Result<Message> {
     let sent = stream
         .async_io(Interest::WRITABLE, || send_with_self(&stream, &question))
         .await?;
-    stream.write_all(question.get(sent..).unwrap_or_default()).await?;
+    stream
+        .write_all(question.get(sent..).unwrap_or_default())
+        .await?;
     let mut header = [0; 4];
-    stream.read_exact(&mut header).await.map_err(|error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => io::Error::other("it hung up on a claim"),
-        _ => error,
-    })?;
+    stream
+        .read_exact(&mut header)
+        .await
+        .map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => io::Error::other("it hung up on a claim"),
+            _ => error,
+        })?;
     let strange = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
     let length = claim::length(header).ok_or_else(|| strange("what it says is no frame"))?;
     let mut body = vec![0; length];
@@ -245,7 +276,12 @@ fn send_with_self(stream: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&descriptors));
-    let sent = sendmsg(stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    let sent = sendmsg(
+        stream,
+        &[IoSlice::new(bytes)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )?;
     Ok(sent)
 }
 
@@ -258,8 +294,8 @@ fn understand(external: &External, message: Message) -> Look<Option<u16>, Failur
             Look::Ready(Some(address.port()))
         }
         Answer::Bound(address) => Look::Failed(moved(external, address)),
-        Answer::Held => Look::NotYet(format!("{name}: a living worker of another stack has its pool")),
-        Answer::Busy(words) => Look::NotYet(format!("{name}: {words}")),
+        Answer::Held => Look::NotYet(HELD.to_owned()),
+        Answer::Busy(words) => Look::NotYet(words),
         Answer::OtherDigest => Look::Failed(
             Failure::environment(format!("{name} was started for another stack"))
                 .expected(format!("--compatibility-digest {}", external.digest))
@@ -298,7 +334,9 @@ fn foreign(external: &External, words: &dyn std::fmt::Display) -> Failure {
     ))
     .expected("a refusal in the words of kvcr 0.1.1")
     .found(words)
-    .hint("see who listens (`ss -xlp`), and compare the release of kvcr there with the environment's")
+    .hint(
+        "see who listens (`ss -xlp`), and compare the release of kvcr there with the environment's",
+    )
 }
 
 /// A worker opens the pool by its path, and it must be the same file.
@@ -313,7 +351,9 @@ fn unshared(external: &External) -> Option<Failure> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) => {
-            return Some(failed("its pool cannot be seen from here", error.to_string()).hint(SHARED));
+            return Some(
+                failed("its pool cannot be seen from here", error.to_string()).hint(SHARED),
+            );
         }
     };
     let mut pools: Vec<_> = entries
@@ -371,6 +411,14 @@ pub(crate) async fn attached(
     sidecars: &[Sidecar],
     say: &(impl Fn(String) + Sync + ?Sized),
 ) -> Result<(), Failure> {
+    attached_within(LOGGED, sidecars, say).await
+}
+
+async fn attached_within(
+    bound: Duration,
+    sidecars: &[Sidecar],
+    say: &(impl Fn(String) + Sync + ?Sized),
+) -> Result<(), Failure> {
     for sidecar in sidecars {
         let name = &sidecar.external.name;
         let look = || async {
@@ -388,7 +436,7 @@ pub(crate) async fn attached(
                 .found(found)
                 .hint("start the service with --log-level DEBUG, and let nobody else write or rotate this file")
         };
-        let text = wait::until(LOGGED, LOOK_EVERY, look)
+        let text = wait::until(bound, LOOK_EVERY, look)
             .await
             .map_err(|gave| failed(gave.to_string()))?;
         if text.contains("stage=handback_done") {

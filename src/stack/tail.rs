@@ -81,8 +81,13 @@ impl Mark {
     pub(crate) fn since(&self) -> io::Result<String> {
         let mut log = File::open(&self.path)?;
         let found = log.metadata()?;
-        if self.file.is_some_and(|file| file != (found.dev(), found.ino())) {
-            return Err(io::Error::other("it was rotated: another file has its name now"));
+        if self
+            .file
+            .is_some_and(|file| file != (found.dev(), found.ino()))
+        {
+            return Err(io::Error::other(
+                "it was rotated: another file has its name now",
+            ));
         }
         if found.len() < self.offset || before(&mut log, self.offset)? != self.before {
             return Err(io::Error::other("it was truncated, or written over"));
@@ -132,10 +137,18 @@ mod tests {
         assert_eq!(said("an earlier stack\nours\n").unwrap(), "ours\n");
         assert!(said("").unwrap_err().contains("truncated"));
         // Emptied, and grown beyond the mark since.
-        assert!(said("another, and longer than before\n").unwrap_err().contains("truncated"));
+        assert!(
+            said("another, and longer than before\n")
+                .unwrap_err()
+                .contains("truncated")
+        );
         std::fs::rename(&log, folder.path().join("a.log.1")).unwrap();
         assert!(mark.since().is_err());
-        assert!(said("an earlier stack\nours\n").unwrap_err().contains("rotated"));
+        assert!(
+            said("an earlier stack\nours\n")
+                .unwrap_err()
+                .contains("rotated")
+        );
     }
 
     #[test]

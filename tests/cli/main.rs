@@ -8,6 +8,7 @@
 mod commands;
 mod interrupted;
 mod place;
+mod sidecar;
 mod simulated;
 mod struck;
 mod trials;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
     let trials = [
         ("commands", commands::ALL),
         ("interrupted", interrupted::ALL),
+        ("sidecar", sidecar::ALL),
         ("simulated", simulated::ALL),
         ("struck", struck::ALL),
         ("trials", trials::ALL),

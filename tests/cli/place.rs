@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use kvcr_phase1::stack::wait::{Look, until_blocking};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 /// What this binary has to be called to be the test binary `phase1`.
 pub(crate) const PHASE1: &str = "phase1";
@@ -208,6 +208,22 @@ impl Running {
     /// Ctrl-C: the terminal's whole foreground group hears it.
     pub(crate) fn ctrl_c(&self) {
         kill_process_group(Pid::from_child(&self.child), Signal::INT).expect("it still runs");
+    }
+
+    /// SIGTERM, to it alone.
+    pub(crate) fn terminate(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).expect("it still runs");
+    }
+
+    /// SIGKILL, to it alone; waits for its end.
+    pub(crate) fn kill(mut self) {
+        self.child.kill().expect("it still runs");
+        self.child.wait().expect("its end");
+    }
+
+    /// What it has said so far, on standard output.
+    pub(crate) fn said_so_far(&self) -> String {
+        text(&self.out)
     }
 
     /// What it has said so far, on standard error.

@@ -140,7 +140,7 @@ impl Row {
         let guarded = self.flags.contains(&"--guard");
         wants.into_iter().any(|wants| match wants {
             Wants::Any => true,
-            Wants::Guards => guarded,
+            Wants::Guards | Wants::OwnServices => guarded,
             Wants::Hints => true,
             Wants::DenseHints => self.flags != HYBRID,
             Wants::StaleHints => !guarded && self.flags != HYBRID,

@@ -39,6 +39,7 @@ pub(super) fn all(examined: &Examined<'_>) -> Vec<Finding> {
     kernel(examined, &mut rows);
     host(examined, &mut rows);
     devices(examined, &mut rows);
+    sidecars(examined, &mut rows);
     places(examined, &mut rows);
     variables(examined, &mut rows);
     rows
@@ -345,6 +346,17 @@ fn devices(examined: &Examined<'_>, rows: &mut Vec<Finding>) {
             ),
         });
     }
+}
+
+/// Services that somebody else runs: what a claim of each needs.
+fn sidecars(examined: &Examined<'_>, rows: &mut Vec<Finding>) {
+    rows.extend(examined.sidecars.iter().map(|(external, seen)| {
+        let need = format!("a kvcr_service at {}", external.socket.display());
+        match seen {
+            Ok(found) => met(&external.name, need, found.clone()),
+            Err(failure) => failed(&external.name, &need, failure),
+        }
+    }));
 }
 
 fn places(examined: &Examined<'_>, rows: &mut Vec<Finding>) {

@@ -86,6 +86,7 @@ impl Case {
                     .collect(),
             }),
             shm_bytes: 1_000_000,
+            external: Vec::new(),
             insta: &insta,
         };
         (self.inputs)(&mut inputs);
@@ -108,6 +109,7 @@ impl Case {
             state: Ok(()),
             cache: Ok(()),
             busy: BTreeMap::new(),
+            sidecars: Vec::new(),
             inputs: &inputs,
         };
         (self.examined)(&mut examined);

@@ -42,7 +42,10 @@ pub(super) async fn answer(
         }) => {
             let control = format!("{control_host}:{control_port}");
             let guard = usize::try_from(guard_index).ok();
-            match (holder(pid), guard.and_then(|index| service.guards.get(index))) {
+            match (
+                holder(pid),
+                guard.and_then(|index| service.guards.get(index)),
+            ) {
                 (Err(why), _) => why,
                 _ if compatibility_digest != service.digest => OTHER_DIGEST.to_owned(),
                 (_, None) => format!("guard_index {guard_index} is out of range"),

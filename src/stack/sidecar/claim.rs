@@ -236,7 +236,10 @@ mod tests {
             Answer::Bound("127.0.0.1:21290".parse().unwrap())
         );
         assert!(matches!(of("KVCR Guard 0 is busy"), Answer::Busy(_)));
-        assert!(matches!(of("KVCR pool registry is closed"), Answer::Busy(_)));
+        assert!(matches!(
+            of("KVCR pool registry is closed"),
+            Answer::Busy(_)
+        ));
         for words in [
             "KVCR Guard 0 control listener 192.0.2.1:9 is unavailable: [Errno 99]",
             "pool layout must match the number of pools in the Guard",

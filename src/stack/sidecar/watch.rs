@@ -53,13 +53,19 @@ fn lost(was: Peer, seen: &io::Result<Peer>) -> Option<String> {
 fn failure(sidecar: &Sidecar, found: String) -> Failure {
     let external = &sidecar.external;
     let said = sidecar.log.since().unwrap_or_default();
-    let failed = Journal::read(&said).events.into_iter().find_map(|event| match event {
-        Event::Failed { line } => Some(line),
-        _ => None,
-    });
+    let failed = Journal::read(&said)
+        .events
+        .into_iter()
+        .find_map(|event| match event {
+            Event::Failed { line } => Some(line),
+            _ => None,
+        });
     match failed {
-        Some(line) => Failure::product(format!("{}: its Guard failed, and it stopped", external.name))
-            .cause(line, &external.log),
+        Some(line) => Failure::product(format!(
+            "{}: its Guard failed, and it stopped",
+            external.name
+        ))
+        .cause(line, &external.log),
         None => {
             let mut failure = Failure::environment(format!(
                 "{}, which somebody else runs, ended while the stack was up",
@@ -91,7 +97,13 @@ mod tests {
         let error = |kind: io::ErrorKind| Err(io::Error::from(kind));
         assert_eq!(lost(was, &Ok(was)), None);
         assert_eq!(lost(was, &error(io::ErrorKind::WouldBlock)), None);
-        for other in [Peer { pid: 5, ..was }, Peer { file: (1, 5), ..was }] {
+        for other in [
+            Peer { pid: 5, ..was },
+            Peer {
+                file: (1, 5),
+                ..was
+            },
+        ] {
             assert!(lost(was, &Ok(other)).unwrap().contains("another service"));
         }
         for kind in [io::ErrorKind::ConnectionRefused, io::ErrorKind::NotFound] {

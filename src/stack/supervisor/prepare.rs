@@ -121,11 +121,7 @@ fn plan(
     let bound: BTreeMap<String, u16> = bound.collect();
     let mut names = blueprint.ports();
     names.retain(|name| !bound.contains_key(name));
-    let ports = ports::reserve(
-        &names,
-        &blueprint.fixed_ports(),
-        &state.ports()?,
-    )?;
+    let ports = ports::reserve(&names, &blueprint.fixed_ports(), &state.ports()?)?;
     let plan = blueprint.plan(&Bindings {
         ports: ports.ports.clone().into_iter().chain(bound).collect(),
         scratch: place.scratch.clone(),
