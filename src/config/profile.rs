@@ -211,15 +211,17 @@ pub struct Kvcr {
 pub enum TopologyKind {
     /// Equal workers that prefill and decode.
     Aggregated,
+    /// Workers that prefill, and one more that decodes for all of them.
+    Disagg,
 }
 
 /// Shape of the stack.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
     /// Which shape.
     pub kind: TopologyKind,
-    /// How many workers.
+    /// How many workers have a KVCR tier; who only decodes is not among them.
     pub workers: usize,
 }
 
