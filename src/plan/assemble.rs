@@ -180,6 +180,17 @@ mod tests {
             assert!(!inner[name].is_null(), "{name}");
             assert_eq!(outer[name], inner[name], "{name}");
         }
+        let newer = Installed {
+            reads_nested_tiers: true,
+            ..installed()
+        };
+        let plan = canonical(&cpu(&["--topology", "disagg", "--guard"]), &newer).unwrap();
+        let worker = plan
+            .processes
+            .iter()
+            .find(|process| process.name == "worker0");
+        let once = worker.unwrap().argv.join(" ");
+        assert_eq!(once.matches("secondary_tiers").count(), 1);
         // vLLM gives the outer one's to those inside, and dies of one that has its own.
         assert!(
             outer["connectors"]

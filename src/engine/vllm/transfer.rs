@@ -17,8 +17,8 @@ use crate::plan::{Bindings, Serves};
 const CPU_SPEC: &str = "CpuTieringOffloadingSpec";
 const CPU_SPEC_MODULE: &str = "kvcr_cpu.spec";
 
-/// What Dynamo reads of the tiers itself. It looks at the outermost connector only (dynamo#16778), so inside a
-/// `MultiConnector` they are said twice.
+/// What Dynamo reads of the tiers itself. Where it looks at the outermost connector only
+/// (dynamo#16778), what is inside a `MultiConnector` is said there too.
 const READ_BY_DYNAMO: [&str; 3] = [
     "secondary_tiers",
     "self_describing_kv_events",
@@ -41,7 +41,7 @@ pub(super) fn kv_transfer(
             let offloading = offloading(config, bindings, part, guarded)?;
             match serves {
                 Serves::Whole | Serves::Decode => offloading,
-                Serves::Prefill => several(offloading, nixl(config, "kv_producer")),
+                Serves::Prefill => several(installed, offloading, nixl(config, "kv_producer")),
             }
         }
     };
@@ -60,9 +60,10 @@ fn nixl(config: &Config, role: &str) -> Value {
     connector
 }
 
-fn several(offloading: Value, nixl: Value) -> Value {
+fn several(installed: &Installed, offloading: Value, nixl: Value) -> Value {
     let mut extra = Map::new();
-    for name in READ_BY_DYNAMO {
+    let outside = Some(READ_BY_DYNAMO).filter(|_| !installed.reads_nested_tiers);
+    for name in outside.into_iter().flatten() {
         if let Some(said) = offloading["kv_connector_extra_config"].get(name) {
             extra.insert(name.to_owned(), said.clone());
         }
