@@ -11,7 +11,7 @@ use reqwest::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 
 use crate::atomic;
-use crate::client::{self, Completion, PIN_HEADER};
+use crate::client::{self, Completion, Pin};
 use crate::config::Config;
 use crate::environment::Installed;
 use crate::failure::Failure;
@@ -227,15 +227,18 @@ impl<'a> Recorder<'a> {
             prompt: prompt.input(),
             max_tokens: self.config.profile.request.max_tokens,
             ignore_eos: true,
-            worker: None,
+            pin: None,
             cache_salt: Some(self.salt.clone()),
         }))
     }
 
-    fn post(&self, path: &str, body: &Value, pin: Option<u64>) -> reqwest::RequestBuilder {
+    fn post(&self, path: &str, body: &Value, pin: Option<Pin>) -> reqwest::RequestBuilder {
         let request = self.http.post(self.front(path)).json(body);
         match pin {
-            Some(worker) => request.header(PIN_HEADER, worker.to_string()),
+            Some(pin) => {
+                let (name, id) = pin.header();
+                request.header(name, id)
+            }
             None => request,
         }
     }
@@ -244,14 +247,14 @@ impl<'a> Recorder<'a> {
         &mut self,
         name: &str,
         body: &Value,
-        pin: Option<u64>,
+        pin: Option<Pin>,
     ) -> Result<(), Failure> {
         let request = self.post("/v1/completions", body, pin);
         self.response(name, request).await
     }
 
     async fn completions(&mut self) -> Result<(), Failure> {
-        let first = Some(self.worker(0)?.instance_id);
+        let first = Pin::of(self.worker(0)?);
         let mut body = self.body(&self.prompt("completion"))?;
         self.completion("completion cold", &body, first).await?;
         self.completion("completion warm", &body, first).await?;
@@ -263,7 +266,7 @@ impl<'a> Recorder<'a> {
     }
 
     async fn chats(&mut self) -> Result<(), Failure> {
-        let first = Some(self.worker(0)?.instance_id);
+        let first = Pin::of(self.worker(0)?);
         let mut body = json!({
             "model": self.worker(0)?.served_model,
             "messages": [{"role": "user", "content": "bade cide fogu"}],
@@ -285,9 +288,9 @@ impl<'a> Recorder<'a> {
 
     /// A hit in KVCR's own tier, and one in a peer's memory.
     async fn tiers(&mut self) -> Result<(), Failure> {
-        let (first, second) = (self.worker(0)?.instance_id, self.worker(1)?.instance_id);
+        let (first, second) = (Pin::of(self.worker(0)?), Pin::of(self.worker(1)?));
         let body = self.body(&self.prompt("tier"))?;
-        self.ask("tier", self.post("/v1/completions", &body, Some(first)))
+        self.ask("tier", self.post("/v1/completions", &body, first))
             .await?;
         let key = Key {
             case: "record",
@@ -297,11 +300,11 @@ impl<'a> Recorder<'a> {
         for number in 0..FILLERS.0 {
             let filler = self.prompts.filler(key, number, FILLERS.1);
             let filler = self.body(&filler)?;
-            self.ask("filler", self.post("/v1/completions", &filler, Some(first)))
+            self.ask("filler", self.post("/v1/completions", &filler, first))
                 .await?;
         }
         self.settle().await?;
-        self.completion("completion from the own tier", &body, Some(first))
+        self.completion("completion from the own tier", &body, first)
             .await?;
 
         let mut body = self.body(&self.prompt("peer"))?;
@@ -309,11 +312,11 @@ impl<'a> Recorder<'a> {
         if let Value::Object(body) = &mut body {
             body.remove("cache_salt");
         }
-        self.ask("seed", self.post("/v1/completions", &body, Some(first)))
+        self.ask("seed", self.post("/v1/completions", &body, first))
             .await?;
         // Until then the router does not know what it could hint at.
         self.settle().await?;
-        self.completion("completion from a peer", &body, Some(second))
+        self.completion("completion from a peer", &body, second)
             .await
     }
 
@@ -329,6 +332,7 @@ impl<'a> Recorder<'a> {
     }
 
     async fn refusals(&mut self) -> Result<(), Failure> {
+        let nobody = Pin::new(self.worker(0)?.serves, NOBODY);
         let good = self.body(&self.prompt("refused"))?;
         let with = |key: &str, value: Value| {
             let mut body = good.clone();
@@ -344,7 +348,7 @@ impl<'a> Recorder<'a> {
         let long = self.prompts.cold(key, long);
         for (name, body, pin) in [
             ("unknown model", with("model", json!("nobody")), None),
-            ("unknown pin", good.clone(), Some(NOBODY)),
+            ("unknown pin", good.clone(), nobody),
             (
                 "unknown nvext field",
                 with("nvext", json!({"no_such_field": 1})),

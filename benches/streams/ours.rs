@@ -28,7 +28,7 @@ pub(crate) fn run(url: &str, count: usize) -> Result<(), Problem> {
         prompt: Input::Ids((0..16).collect()),
         max_tokens: u32::try_from(TOKENS)?,
         ignore_eos: true,
-        worker: None,
+        pin: None,
         cache_salt: None,
     };
     let asks = (0..count).map(|n| Ask::plain_completion(&completion, &format!("stream{n}")));

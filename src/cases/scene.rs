@@ -24,6 +24,7 @@ use crate::evidence::result::{RequestLine, Timings};
 use crate::failure::Failure;
 use crate::gate::Wants;
 use crate::geometry::Geometry;
+use crate::plan::Serves;
 use crate::prompt::{Key, Prompt, Prompts, Section};
 use crate::reference::{Answer, Kept};
 use crate::stack::lease::Lease;
@@ -186,7 +187,17 @@ impl<'a> Scene<'a> {
     /// Workers under test.
     #[must_use]
     pub fn workers(&self) -> usize {
-        self.stack.workers.len()
+        let workers = self.stack.workers.iter();
+        workers
+            .filter(|worker| worker.serves != Serves::Decode)
+            .count()
+    }
+
+    /// Who decodes for them, where they do not themselves.
+    #[must_use]
+    pub fn decode(&self) -> Option<&WorkerInfo> {
+        let mut workers = self.stack.workers.iter();
+        workers.find(|worker| worker.serves == Serves::Decode)
     }
 
     /// Tokens in `blocks` blocks.

@@ -19,11 +19,54 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::failure::Failure;
+use crate::plan::Serves;
+use crate::stack::protocol::WorkerInfo;
 pub use failure::{RequestFailure, RequestFailureKind};
 pub use transport::Transport;
 
 /// Header that pins a request to one worker, by its instance id in decimal.
 pub(crate) const PIN_HEADER: &str = "x-dynamo-worker-instance-id";
+
+/// The same, where who reads the prompt is another than who decodes: there the ordinary one is
+/// answered with 500 (dynamo#14661).
+pub(crate) const PREFILL_PIN_HEADER: &str = "x-dynamo-prefill-instance-id";
+
+/// Which worker a request has to go to, by its instance id.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pin {
+    /// It serves all of the request.
+    Worker(u64),
+    /// It reads the prompt.
+    Prefill(u64),
+}
+
+impl Pin {
+    /// `worker`, for whatever it does of a request; `None`, if it takes only what is handed to it.
+    #[must_use]
+    pub fn of(worker: &WorkerInfo) -> Option<Self> {
+        Self::new(worker.serves, worker.instance_id)
+    }
+
+    /// The instance `id`, which does this of a request.
+    #[must_use]
+    pub fn new(serves: Serves, id: u64) -> Option<Self> {
+        match serves {
+            Serves::Whole => Some(Self::Worker(id)),
+            Serves::Prefill => Some(Self::Prefill(id)),
+            Serves::Decode => None,
+        }
+    }
+
+    /// The header that says so.
+    #[must_use]
+    pub fn header(self) -> (&'static str, String) {
+        match self {
+            Self::Worker(id) => (PIN_HEADER, id.to_string()),
+            Self::Prefill(id) => (PREFILL_PIN_HEADER, id.to_string()),
+        }
+    }
+}
 
 /// What every request asks of Dynamo beside the answer.
 pub(crate) const EXTRA_FIELDS: [&str; 3] = ["worker_id", "timing", "completion_token_ids"];
@@ -55,8 +98,8 @@ pub struct Completion {
     pub max_tokens: u32,
     /// Generate all of `max_tokens`, whatever the model says: a random model may stop at once.
     pub ignore_eos: bool,
-    /// Pin to this worker (`x-dynamo-worker-instance-id`).
-    pub worker: Option<u64>,
+    /// Who has to serve it.
+    pub pin: Option<Pin>,
     /// Goes into every block hash: the same prompt under another salt shares nothing with it.
     pub cache_salt: Option<String>,
 }
@@ -118,8 +161,8 @@ impl Client {
         label: &str,
     ) -> Result<Observation, RequestFailure> {
         let mut request = self.transport.post(&self.url).json(&body(completion));
-        if let Some(worker) = completion.worker {
-            request = request.header(PIN_HEADER, worker.to_string());
+        if let Some((name, id)) = completion.pin.map(Pin::header) {
+            request = request.header(name, id);
         }
         let reply = self.transport.exchange(request, label).await?;
         parse::observation(&reply, label).map_err(|kind| RequestFailure {

@@ -6,6 +6,8 @@ use std::sync::{Arc, Mutex};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use super::{PIN_HEADER, PREFILL_PIN_HEADER};
+
 /// One HTTP/1.1 request as it came.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
@@ -83,8 +85,9 @@ async fn talk(mut stream: TcpStream, script: Arc<Mutex<Script>>) {
                 None => (404, String::new()),
             }
         };
-        let pin = request
-            .header("x-dynamo-worker-instance-id")
+        let pin = [PIN_HEADER, PREFILL_PIN_HEADER]
+            .into_iter()
+            .find_map(|name| request.header(name))
             .unwrap_or_default();
         let body = body.replace(PIN, pin);
         let reply = format!(

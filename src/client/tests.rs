@@ -93,7 +93,7 @@ fn completion(worker: Option<u64>) -> Completion {
         prompt: Input::Ids(vec![5, 6]),
         max_tokens: 3,
         ignore_eos: true,
-        worker,
+        pin: worker.map(Pin::Worker),
         cache_salt: None,
     }
 }
@@ -129,6 +129,21 @@ async fn observes_a_completion() {
     assert_eq!(seen.cached_tokens, Some(0));
     assert_eq!((seen.served_by, seen.prefilled_by), (Some(7), Some(7)));
     assert_eq!(seen.smallest_top2_gap, Some(0.125));
+}
+
+/// The ordinary pin is refused where another worker decodes.
+#[tokio::test]
+async fn who_prefills_is_pinned_by_a_header_of_its_own() {
+    let server = serve(response("200 OK", &good("7"))).await;
+    let client = Client::new(&format!("http://{}", server.address), PATIENCE).unwrap();
+    let mut completion = completion(None);
+    completion.pin = Pin::new(Serves::Prefill, u64::MAX);
+    client.complete(&completion, "pinned").await.unwrap();
+    let request = server.first_request.await.unwrap();
+    let id = u64::MAX.to_string();
+    assert_eq!(request.header(PREFILL_PIN_HEADER), Some(id.as_str()));
+    assert_eq!(request.header(PIN_HEADER), None);
+    assert_eq!(Pin::new(Serves::Decode, 7), None);
 }
 
 #[tokio::test]

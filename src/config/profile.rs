@@ -211,6 +211,8 @@ pub struct Kvcr {
 pub enum TopologyKind {
     /// Equal workers that prefill and decode.
     Aggregated,
+    /// Workers that prefill, and one more that decodes for all of them.
+    Disagg,
 }
 
 /// Shape of the stack.
@@ -219,7 +221,7 @@ pub enum TopologyKind {
 pub struct Topology {
     /// Which shape.
     pub kind: TopologyKind,
-    /// How many workers.
+    /// How many workers have a KVCR tier; who only decodes is not among them.
     pub workers: usize,
     /// Where somebody else's `kvcr_service`s have their sockets and logs; ours are started by the
     /// stack where absent.

@@ -92,6 +92,11 @@ pub trait Blueprint: Send + Sync {
     /// Inconclusive, if there is no such process or nothing in it that could be changed so.
     fn changed(&self, plan: &Plan, process: &str, changes: &Changes) -> Result<Process, Failure>;
 
+    /// `process`, which was started `_before` times already: what must be new in each. Pure.
+    fn renewed(&self, process: Process, _before: u32) -> Process {
+        process
+    }
+
     /// Whether a descendant of a worker with this command line (or title) is its engine core.
     fn is_engine_core(&self, command_line: &str) -> bool;
 

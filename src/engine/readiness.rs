@@ -6,7 +6,8 @@
 //!
 //! 1. its metrics page is there and names its instance id (the `worker_id` label, in hex);
 //! 2. the front door lists that instance and the model it serves;
-//! 3. a canary pinned to it completes, and says that this instance served it;
+//! 3. a canary pinned to it completes, and says that this instance served it. Who only decodes
+//!    cannot be pinned: its canary is anybody's, and has to have ended with it;
 //! 4. where KVCR is on, its telemetry is on the page.
 //!
 //! The canary has the shape of a case's request, log-probabilities included: where the engine
@@ -24,10 +25,12 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use crate::client::parse::unsigned;
-use crate::client::{Client, Completion, Input, RequestFailure, RequestFailureKind, Transport};
+use crate::client::{
+    Client, Completion, Input, Observation, Pin, RequestFailure, RequestFailureKind, Transport,
+};
 use crate::engine::Registered;
 use crate::failure::{Class, Failure};
-use crate::plan::{Group, Plan, PlannedWorker};
+use crate::plan::{Group, Plan, PlannedWorker, Serves};
 use crate::stack::clock::monotonic_ns;
 use crate::stack::protocol::{WorkerInfo, millis};
 use crate::telemetry::{Page, Scraper, kvcr};
@@ -202,6 +205,7 @@ impl Probe {
                             index: worker.index,
                             instance_id: ready.instance_id,
                             served_model: worker.served_model,
+                            serves: worker.serves,
                             metrics_url: worker.metrics_url,
                             probes_ms: 0,
                             ready_ms: millis(began.elapsed()),
@@ -291,18 +295,32 @@ impl Probe {
             prompt: Input::Text("canary".into()),
             max_tokens: 2,
             ignore_eos: true,
-            worker: Some(id),
+            pin: Pin::new(worker.serves, id),
             cache_salt: None,
         };
         let label = format!("canary on {}", worker.process);
         match self.client.complete(&completion, &label).await {
-            Ok(seen) if seen.served_by == Some(id) => Ok(()),
-            Ok(seen) => Err(Wait::Never(misrouted(worker, id, seen.served_by))),
+            Ok(seen) => match (server(worker.serves, &seen), worker.serves) {
+                (Some(server), _) if server == id => Ok(()),
+                // Whoever decodes also prefills until the router knows others that do.
+                (None, Serves::Prefill) if seen.served_by.is_some() => Err(Wait::NotYet(
+                    "canary: the router does not prefill apart yet".to_owned(),
+                )),
+                (server, _) => Err(Wait::Never(misrouted(worker, id, server))),
+            },
             Err(failure) if may_pass(&failure) => {
                 Err(Wait::NotYet(format!("canary: {}", failure.kind)))
             }
             Err(failure) => Err(Wait::Never(failure.into())),
         }
+    }
+}
+
+/// Who did with a request what a worker of this kind does.
+fn server(serves: Serves, seen: &Observation) -> Option<u64> {
+    match serves {
+        Serves::Whole | Serves::Decode => seen.served_by,
+        Serves::Prefill => seen.prefilled_by,
     }
 }
 

@@ -1,7 +1,7 @@
 //! vLLM behind `dynamo.vllm`, and the simulated processes that stand in for it: they have the
 //! same command lines and print the same lines, so they have the same plan and marks.
 //!
-//! What its processes are started with ([`worker`]), which of that users may not change
+//! What its processes are started with ([`worker`], and their connectors: `transfer`), which of that users may not change
 //! ([`reserved`]), what its logs say when it does not start ([`marks`]) and which KV geometry it
 //! states when it does. The shape of a stack
 //! is `plan`'s; carrying it out is `stack`'s.
@@ -9,6 +9,7 @@
 pub mod marks;
 pub mod reserved;
 mod stated;
+mod transfer;
 pub mod worker;
 
 use std::path::Path;
@@ -118,6 +119,10 @@ impl Blueprint for VllmBlueprint {
 
     fn changed(&self, plan: &Plan, process: &str, changes: &Changes) -> Result<Process, Failure> {
         plan::changed::changed(plan, process, changes)
+    }
+
+    fn renewed(&self, process: Process, before: u32) -> Process {
+        plan::changed::renewed(process, before)
     }
 
     fn is_engine_core(&self, command_line: &str) -> bool {

@@ -8,7 +8,7 @@ use super::assets::{self, Recipe};
 use super::install::absolute;
 use super::model::{self, ModelRequest};
 use super::progress::Reporter;
-use super::{Installed, Program, child::Search, etcd, interpreter, log, packages};
+use super::{Installed, Program, child::Search, dynamo, etcd, interpreter, log, packages};
 
 /// The recipe whose overlay and scripts are used with it.
 const RECIPE: &str = "cpu";
@@ -58,6 +58,7 @@ pub fn external(
         model_digest: model.digest,
         etcd: etcd.and_then(|choice| choice.program),
         packages,
+        reads_nested_tiers: dynamo::reads_nested_tiers(&found.site),
     })
 }
 

@@ -20,7 +20,7 @@ use super::manifest::{self, Manifest, Unreadable};
 use super::model::{self, Model, ModelRequest};
 use super::progress::Reporter;
 use super::uv::{self, Uv};
-use super::{Installed, Program, log, packages, space};
+use super::{Installed, Program, dynamo, log, packages, space};
 
 /// A cold install over a slow line, with room to spare.
 const INSTALL_LIMIT: Duration = Duration::from_secs(2 * 3600);
@@ -420,6 +420,7 @@ impl<'a> Installer<'a> {
             model: model.directory,
             model_digest: model.digest,
             etcd: self.etcd(&manifest).program,
+            reads_nested_tiers: dynamo::reads_nested_tiers(&manifest.site),
             packages: manifest.packages,
         }
     }

@@ -19,6 +19,7 @@
 mod assets;
 mod child;
 pub mod cli;
+mod dynamo;
 pub(crate) mod etcd;
 mod external;
 #[cfg(test)]
@@ -82,4 +83,8 @@ pub struct Installed {
     pub etcd: Option<PathBuf>,
     /// What is installed, by distribution name.
     pub packages: BTreeMap<String, Package>,
+    /// Whether its Dynamo looks for tiers inside a `MultiConnector`; one that does not has to be told
+    /// them outside, too.
+    #[serde(default)]
+    pub reads_nested_tiers: bool,
 }

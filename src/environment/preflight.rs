@@ -257,6 +257,7 @@ esac"#,
             model_digest: String::new(),
             etcd: None,
             packages: BTreeMap::new(),
+            reads_nested_tiers: false,
         };
         let runs = |installed: &Installed| {
             preflight(installed, &path("cache")).unwrap();

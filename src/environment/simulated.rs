@@ -59,6 +59,7 @@ pub(super) fn simulated(
         model_digest: text_digest(profile, &model.digest),
         etcd: None,
         packages: BTreeMap::from([(PACKAGE.to_owned(), package)]),
+        reads_nested_tiers: false,
     })
 }
 

@@ -9,8 +9,10 @@ use crate::stack::harm::Changes;
 
 const TRANSFER: &str = "--kv-transfer-config";
 const DIGEST: &str = "--compatibility-digest";
-const TIERS: &str = "/kv_connector_extra_config/secondary_tiers";
-const OWNERS: &str = "/kv_connector_extra_config/dynamo_state_agent/cache_owner_ids";
+const EXTRA: &str = "/kv_connector_extra_config";
+const CONNECTORS: &str = "/kv_connector_extra_config/connectors";
+const TIERS: &str = "/secondary_tiers";
+const OWNERS: &str = "/dynamo_state_agent/cache_owner_ids";
 const SOCKET: &str = "kvcr_service_socket_path";
 
 /// `name` of `plan` with these changes.
@@ -38,24 +40,39 @@ pub(crate) fn changed(plan: &Plan, name: &str, changes: &Changes) -> Result<Proc
     }
     let mut config = transfer(&process).ok_or_else(|| cannot("the tier"))?;
     if let Some(digest) = &changes.digest {
-        let tier = tier(&mut config).ok_or_else(|| cannot("the digest"))?;
-        tier["compatibility_digest"] = digest.clone().into();
+        set_in_tiers(&mut config, "compatibility_digest", &digest.as_str().into())
+            .ok_or_else(|| cannot("the digest"))?;
     }
     if let Some(index) = changes.service_of {
-        let mut other = other(plan, index)?;
-        let socket = tier(&mut other).map(|tier| tier[SOCKET].clone());
-        let tier = tier(&mut config).zip(socket);
-        let (tier, socket) = tier.ok_or_else(|| cannot("the service"))?;
-        tier[SOCKET] = socket;
+        let socket = socket(&other(plan, index)?);
+        let socket = socket.ok_or_else(|| cannot("the service"))?;
+        set_in_tiers(&mut config, SOCKET, &socket).ok_or_else(|| cannot("the service"))?;
     }
     if let Some(index) = changes.owner_of {
-        let other = other(plan, index)?.pointer(OWNERS).cloned();
-        let owners = config.pointer_mut(OWNERS).zip(other);
-        let (owners, other) = owners.ok_or_else(|| cannot("the owner"))?;
-        *owners = other;
+        let other = other(plan, index)?;
+        let owners = places(&other)
+            .iter()
+            .find_map(|place| other.pointer(&format!("{place}{OWNERS}")).cloned());
+        let owners = owners.ok_or_else(|| cannot("the owner"))?;
+        set_owners(&mut config, &owners).ok_or_else(|| cannot("the owner"))?;
     }
     *value(&mut process, TRANSFER).ok_or_else(|| cannot("the tier"))? = config.to_string();
     Ok(process)
+}
+
+/// `process` as it is started when it was `before` times already: under another engine id, as an
+/// engine that nobody gave one would have. Who decodes remembers where an engine's blocks are, by its id.
+pub(crate) fn renewed(mut process: Process, before: u32) -> Process {
+    let Some(mut config) = transfer(&process) else {
+        return process;
+    };
+    if let Some(Value::String(id)) = config.get_mut("engine_id") {
+        id.push_str(&format!("-{}", before + 1));
+    }
+    if let Some(said) = value(&mut process, TRANSFER) {
+        *said = config.to_string();
+    }
+    process
 }
 
 fn find<'a>(plan: &'a Plan, name: &str) -> Result<&'a Process, Failure> {
@@ -82,10 +99,53 @@ fn transfer(process: &Process) -> Option<Value> {
     serde_json::from_str(process.argv.get(at + 1)?).ok()
 }
 
-/// KVCR's tier, if it has a service.
-fn tier(config: &mut Value) -> Option<&mut Value> {
-    let tiers = config.pointer_mut(TIERS)?.as_array_mut()?;
-    tiers.iter_mut().find(|tier| tier.get(SOCKET).is_some())
+/// Where the settings of a worker's tiers stand: the connector's own, and, where it is one of
+/// several inside another, that one's too.
+fn places(config: &Value) -> Vec<String> {
+    let inside = config.pointer(CONNECTORS).and_then(Value::as_array);
+    let inside = (0..inside.map_or(0, Vec::len)).map(|at| format!("{CONNECTORS}/{at}{EXTRA}"));
+    [EXTRA.to_owned()].into_iter().chain(inside).collect()
+}
+
+/// KVCR's tiers that have a service.
+fn guarded<'a>(config: &'a mut Value, place: &str) -> impl Iterator<Item = &'a mut Value> {
+    let tiers = config.pointer_mut(&format!("{place}{TIERS}"));
+    let tiers = tiers.and_then(Value::as_array_mut).into_iter().flatten();
+    tiers.filter(|tier| tier.get(SOCKET).is_some())
+}
+
+fn socket(config: &Value) -> Option<Value> {
+    let mut config = config.clone();
+    let places = places(&config);
+    let mut found = places.iter().filter_map(|place| {
+        let tier = guarded(&mut config, place).next()?;
+        tier.get(SOCKET).cloned()
+    });
+    found.next()
+}
+
+/// `None` if there is no such tier.
+fn set_in_tiers(config: &mut Value, field: &str, to: &Value) -> Option<()> {
+    let mut set = None;
+    for place in places(config) {
+        for tier in guarded(config, &place) {
+            tier[field] = to.clone();
+            set = Some(());
+        }
+    }
+    set
+}
+
+/// `None` if there are none.
+fn set_owners(config: &mut Value, to: &Value) -> Option<()> {
+    let mut set = None;
+    for place in places(config) {
+        if let Some(owners) = config.pointer_mut(&format!("{place}{OWNERS}")) {
+            *owners = to.clone();
+            set = Some(());
+        }
+    }
+    set
 }
 
 fn value<'a>(process: &'a mut Process, flag: &str) -> Option<&'a mut String> {
@@ -148,6 +208,43 @@ mod tests {
         let owner = |slot: u64| format!("/{slot:032x}");
         assert!(changed.contains("service1.sock") && !changed.contains("service0.sock"));
         assert!(changed.contains(&owner(101)) && !changed.contains(&owner(100)));
+    }
+
+    /// Dynamo reads one of the two places, vLLM the other.
+    #[test]
+    fn inside_several_connectors_both_places_change() {
+        let plan = canonical(&cpu(&["--guard", "--topology", "disagg"]), &installed()).unwrap();
+        let of = |name: &str| find(&plan, name).unwrap().argv.join(" ");
+        let count = |text: &str, what: &str| text.matches(what).count();
+        let foreign = Changes {
+            digest: Some("f".repeat(64)),
+            owner_of: Some(1),
+            service_of: Some(1),
+        };
+        let changed = text(&plan, "worker0", &foreign);
+        let owner = |slot: u64| format!("/{slot:032x}");
+        for (before, after) in [
+            ("service0.sock".to_owned(), "service1.sock".to_owned()),
+            (owner(100), owner(101)),
+        ] {
+            assert_eq!(count(&of("worker0"), &before), 2);
+            assert_eq!((count(&changed, &before), count(&changed, &after)), (0, 2));
+        }
+        assert_eq!(count(&changed, &"f".repeat(64)), 2);
+    }
+
+    #[test]
+    fn whoever_is_started_again_has_another_engine_id_and_the_same_files() {
+        let plan = guarded();
+        let (worker, frontend) = (find(&plan, "worker0"), find(&plan, "frontend"));
+        let id = |process: &Process| transfer(process).unwrap()["engine_id"].clone();
+        let worker = worker.unwrap().clone();
+        let first = id(&worker);
+        let again = renewed(worker.clone(), 2);
+        assert_eq!(id(&again), format!("{}-3", first.as_str().unwrap()));
+        assert_eq!(again.env, worker.env);
+        let frontend = frontend.unwrap().clone();
+        assert_eq!(renewed(frontend.clone(), 1), frontend);
     }
 
     #[test]

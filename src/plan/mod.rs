@@ -5,7 +5,7 @@
 //! configuration renders the same plan anywhere. Carrying a plan out belongs to `launch` and
 //! `stack`; what an engine's argv looks like belongs to `engine`.
 
-mod aggregated;
+mod assemble;
 pub(crate) mod changed;
 pub(crate) mod dynamo;
 pub(crate) mod guard;
@@ -21,21 +21,18 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
-use crate::config::profile::TopologyKind;
 use crate::environment::Installed;
 use crate::failure::Failure;
 use crate::sim::settings::{self, Settings};
 
-pub use aggregated::aggregated;
+use assemble::assemble;
 pub(crate) use dynamo::LONGEST_SCRATCH;
 pub use render::render;
 pub use sidecar::External;
 
 /// The plan of this configuration, by its topology.
 pub fn plan(config: &Config, installed: &Installed, bindings: &Bindings) -> Result<Plan, Failure> {
-    let mut plan = match config.profile.topology.kind {
-        TopologyKind::Aggregated => aggregated(config, installed, bindings)?,
-    };
+    let mut plan = assemble(config, installed, bindings)?;
     if config.profile.engine.kind.is_simulated() {
         tell_settings(config, bindings, &mut plan)?;
     }
@@ -103,16 +100,12 @@ fn settings_of(
 
 /// Names of the TCP ports that [`plan`] needs in its bindings.
 pub fn ports(config: &Config) -> Vec<String> {
-    match config.profile.topology.kind {
-        TopologyKind::Aggregated => aggregated::ports(config),
-    }
+    assemble::ports(config)
 }
 
 /// Bytes of `/dev/shm` that the stack of `config` takes, whatever software it runs on.
 pub fn shm_bytes(config: &Config) -> u64 {
-    match config.profile.topology.kind {
-        TopologyKind::Aggregated => aggregated::shm_bytes(config),
-    }
+    assemble::shm_bytes(config)
 }
 
 /// Ports that must have this number instead of an allocated one.
@@ -261,6 +254,27 @@ impl Process {
     }
 }
 
+/// What of a request an engine does.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, Hash, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Serves {
+    /// All of it.
+    #[default]
+    Whole,
+    /// Reads the prompt, and hands over to who decodes.
+    Prefill,
+    /// Generates from what was handed over.
+    Decode,
+}
+
+impl Serves {
+    /// Whether it is all of a request: what goes without saying.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        *self == Self::Whole
+    }
+}
+
 /// One serving engine as the cases see it.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct PlannedWorker {
@@ -276,6 +290,9 @@ pub struct PlannedWorker {
     pub health_url: String,
     /// Whether KVCR telemetry must be present on that page.
     pub kvcr: bool,
+    /// What of a request it does.
+    #[serde(default, skip_serializing_if = "Serves::is_whole")]
+    pub serves: Serves,
 }
 
 /// Which store the processes find each other in.
@@ -290,7 +307,7 @@ pub struct ChosenDiscovery {
 /// What must run.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Plan {
-    /// Which shape: `aggregated`.
+    /// Which shape: `aggregated`, `disagg`.
     pub topology: String,
     /// How the processes find each other.
     pub discovery: ChosenDiscovery,
@@ -298,7 +315,7 @@ pub struct Plan {
     pub processes: Vec<Process>,
     /// `http://127.0.0.1:PORT` of the OpenAI front door.
     pub frontend_url: String,
-    /// Serving workers of [`Group::Core`], by index.
+    /// Serving workers of [`Group::Core`], by index: those under test, then who decodes for them.
     pub workers: Vec<PlannedWorker>,
     /// The KVCR-off engine.
     pub reference: Option<PlannedWorker>,

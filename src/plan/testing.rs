@@ -17,6 +17,7 @@ pub(crate) fn installed() -> Installed {
         model_digest: "feedface".into(),
         etcd: Some("/usr/bin/etcd".into()),
         packages: BTreeMap::new(),
+        reads_nested_tiers: false,
     }
 }
 

@@ -26,6 +26,7 @@ async fn stack(log: &Path) -> StackInfo {
         index,
         instance_id: 7 + index as u64,
         served_model: "tiny".into(),
+        serves: crate::plan::Serves::Whole,
         metrics_url: format!("{url}/metrics"),
         probes_ms: 0,
         ready_ms: 0,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::harm::{Death, Deed, Done};
 use crate::failure::Failure;
-use crate::plan::Plan;
+use crate::plan::{Plan, Serves};
 
 /// Bumped when either side would misread the other. Part of the fingerprint.
 pub const PROTOCOL: u32 = 3;
@@ -148,6 +148,9 @@ pub struct WorkerInfo {
     pub instance_id: u64,
     /// The model name that routes to it.
     pub served_model: String,
+    /// What of a request it does.
+    #[serde(default, skip_serializing_if = "Serves::is_whole")]
+    pub serves: Serves,
     /// Its Prometheus page.
     pub metrics_url: String,
     /// Milliseconds from spawn until its own probes held.

@@ -198,6 +198,15 @@ pub(crate) const ROWS: &[Row] = &[
     ]),
 
     // Hybrid models.
+    // Who only decodes answers from what it is handed, whichever way that came to who prefilled.
+    row("", &[]).with(DISAGG).only(&["tc01", FULL, PREFIX, "tc03", TIERS]),
+    row("", &[]).with(DISAGG_GUARDED).only(&[HINTED, "tc04", RECOVERY]),
+    row("handover_corrupts@worker2", HANDED_OVER).with(DISAGG).only(EACH_WAY),
+    every("handover_fails@worker2", Product, ENDED).with(DISAGG).live().only(EACH_WAY),
+    row("decodes_alone", DECODED_ALONE).with(DISAGG).live().only(&["tc01::cold", "tc01::warm"]),
+    row("worker_id_absent", &[(COLD, Product, "decoded_elsewhere[long]")]).with(DISAGG).live().only(&[COLD]),
+    row("corrupt_block@worker*", OWN_TIER_TEXT).with(DISAGG).only(EACH_WAY),
+
     row("", &[]).with(HYBRID),
     row("state_page_missing@worker*", &[
         (SEED_PREFIX, Product, "state_pages_present[worker0.own_tier]"),

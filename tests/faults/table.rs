@@ -127,6 +127,7 @@ impl Row {
         match (self.switches, self.flags) {
             ("", []) => "no_fault".to_owned(),
             ("", flags) => format!("no_fault {}", flags.join(" ")),
+            (switches, DISAGG) => format!("{switches} disagg"),
             (switches, _) => switches.to_owned(),
         }
     }
@@ -293,6 +294,19 @@ const PEER_TEXT: &[Red] = &[
     (LARGE, Product, "tokens_equal_reference[asked]"),
     (TIERS, Product, "tokens_equal_reference[round0.peer]"),
 ];
+/// The text is wrong wherever blocks are handed over.
+const HANDED_OVER: &[Red] = &[
+    (COLD, Product, "tokens_equal_reference[long]"),
+    (WARM_DEVICE, Product, "tokens_equal_reference[cold]"),
+    (WARM_TIER, Product, "tokens_equal_reference[cold]"),
+    (HINTED, Product, "tokens_equal_reference[hinted]"),
+];
+/// Who was pinned did not prefill.
+const DECODED_ALONE: &[Red] = &[
+    (COLD, Product, "served_by_pinned_worker[long]"),
+    (WARM_DEVICE, Product, "served_by_pinned_worker[cold]"),
+    (WARM_TIER, Product, "served_by_pinned_worker[cold]"),
+];
 /// A peer gives nothing, and nothing is counted as failed.
 const PEER_HIT: &[Red] = &[
     (HINTED, Product, "hit_as_reference_reuses[hinted]"),
@@ -403,6 +417,11 @@ const BUT_NO_SOURCE: &[&str] = &[
     "tc01", "tc02", HINTED, SHARED, BOTH, CONCURRENT, TWICE, LARGE,
 ];
 const GUARDED: &[&str] = &["--guard"];
+/// Workers that prefill, and one that decodes.
+const DISAGG: &[&str] = &["--topology=disagg"];
+const DISAGG_GUARDED: &[&str] = &["--topology=disagg", "--guard", "--kills=1"];
+/// An arm for each way in which a prompt's blocks come to who prefills it.
+const EACH_WAY: &[&str] = &[COLD, WARM_DEVICE, WARM_TIER, HINTED];
 /// A model with states; what one says of hits without states is nothing a dense one could.
 const HYBRID: &[&str] = &["--profile=sim-hybrid"];
 const WITH_STATES: &[&str] = &[SEED_PREFIX, SECTIONS, TURNS];

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use kvcr_phase1::engine::{Blueprint, BoxFuture, Registered};
 use kvcr_phase1::failure::Failure;
-use kvcr_phase1::plan::{Bindings, Group, Plan, PlannedWorker, Probe, Process, Role};
+use kvcr_phase1::plan::{Bindings, Group, Plan, PlannedWorker, Probe, Process, Role, Serves};
 use kvcr_phase1::stack::clock::monotonic_ns;
 use kvcr_phase1::stack::harm::Changes;
 use kvcr_phase1::stack::protocol::WorkerInfo;
@@ -159,6 +159,7 @@ impl Blueprint for Toys {
             metrics_url: url(bindings.ports[&toy.name]),
             health_url: url(bindings.ports[&toy.name]),
             kvcr: false,
+            serves: Serves::Whole,
         };
         let of = |group| {
             self.toys
@@ -203,6 +204,7 @@ impl Blueprint for Toys {
                 index: worker.index,
                 instance_id: u64::MAX,
                 served_model: worker.served_model.clone(),
+                serves: worker.serves,
                 metrics_url: worker.metrics_url.clone(),
                 probes_ms: 0,
                 ready_ms: 0,

@@ -7,11 +7,12 @@ use serde_json::json;
 use tokio::task::JoinSet;
 
 use super::{Scene, file_name, millis};
-use crate::client::{Client, Completion, Observation, RequestFailure};
+use crate::client::{Client, Completion, Observation, Pin, RequestFailure};
 use crate::config::Profile;
 use crate::evidence::ArmDir;
 use crate::evidence::result::RequestLine;
 use crate::failure::{Class, Failure};
+use crate::plan::Serves;
 use crate::prompt::Prompt;
 use crate::stack::protocol::WorkerInfo;
 use crate::verdict::Check;
@@ -119,12 +120,24 @@ impl Scene<'_> {
             cached_tokens: seen.cached_tokens,
             wall_ms: seen.wall_ms,
         });
+        let pinned = match target.serves {
+            Serves::Whole | Serves::Decode => seen.served_by,
+            Serves::Prefill => seen.prefilled_by,
+        };
         self.check(Check::equal(
             format!("served_by_pinned_worker[{label}]"),
             Class::Product,
             &Some(target.instance_id),
-            &seen.served_by,
+            &pinned,
         ));
+        if let (Serves::Prefill, Some(decode)) = (target.serves, self.decode()) {
+            self.check(Check::equal(
+                format!("decoded_elsewhere[{label}]"),
+                Class::Product,
+                &Some(decode.instance_id),
+                &seen.served_by,
+            ));
+        }
         // Token ids arrive as they were sent.
         self.check(Check::exactly(
             format!("prompt_is_counted[{label}]"),
@@ -179,7 +192,7 @@ impl Scene<'_> {
             prompt: prompt.input(),
             max_tokens,
             ignore_eos: true,
-            worker: Some(target.instance_id),
+            pin: Pin::of(target),
             cache_salt,
         })
     }

@@ -5,7 +5,7 @@ use hyper::body::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::client::{self, Completion, EXTRA_FIELDS};
+use crate::client::{self, Completion, EXTRA_FIELDS, Pin};
 
 /// A chat of one message. Greedy.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -18,8 +18,8 @@ pub struct Chat {
     pub max_tokens: u32,
     /// Generate all of `max_tokens`, whatever the model says.
     pub ignore_eos: bool,
-    /// Pin to this worker (`x-dynamo-worker-instance-id`).
-    pub worker: Option<u64>,
+    /// Who has to serve it.
+    pub pin: Option<Pin>,
     /// Goes into every block hash.
     pub cache_salt: Option<String>,
 }
@@ -29,7 +29,7 @@ pub struct Chat {
 pub struct Ask {
     pub(super) label: String,
     pub(super) path: &'static str,
-    pub(super) worker: Option<u64>,
+    pub(super) pin: Option<Pin>,
     pub(super) body: Bytes,
     pub(super) hang_up: Option<usize>,
 }
@@ -41,7 +41,7 @@ impl Ask {
     #[must_use]
     pub fn completion(completion: &Completion, label: &str) -> Self {
         let body = streamed(client::body(completion));
-        Self::of("/v1/completions", completion.worker, &body, label)
+        Self::of("/v1/completions", completion.pin, &body, label)
     }
 
     /// The same without log-probabilities: what a load generator of the field sends.
@@ -52,7 +52,7 @@ impl Ask {
             fields.remove("logprobs");
             fields.remove("return_tokens_as_token_ids");
         }
-        Self::of("/v1/completions", completion.worker, &body, label)
+        Self::of("/v1/completions", completion.pin, &body, label)
     }
 
     /// A chat.
@@ -69,14 +69,14 @@ impl Ask {
         if let Some(salt) = &chat.cache_salt {
             body["cache_salt"] = json!(salt);
         }
-        Self::of("/v1/chat/completions", chat.worker, &streamed(body), label)
+        Self::of("/v1/chat/completions", chat.pin, &streamed(body), label)
     }
 
-    fn of(path: &'static str, worker: Option<u64>, body: &Value, label: &str) -> Self {
+    fn of(path: &'static str, pin: Option<Pin>, body: &Value, label: &str) -> Self {
         Self {
             label: label.to_owned(),
             path,
-            worker,
+            pin,
             body: body.to_string().into(),
             hang_up: None,
         }
@@ -115,7 +115,7 @@ mod tests {
             prompt: Input::Ids(vec![1, 2]),
             max_tokens: 3,
             ignore_eos: true,
-            worker: Some(u64::MAX),
+            pin: Some(Pin::Worker(u64::MAX)),
             cache_salt: Some("s".into()),
         };
         let read = |ask: &Ask| -> Value { serde_json::from_slice(&ask.body).unwrap() };
@@ -127,7 +127,10 @@ mod tests {
         assert_eq!(sent["stream"], json!(true));
         sent["stream"] = json!(false);
         assert_eq!(sent, whole);
-        assert_eq!((ask.label(), ask.worker), ("cold", Some(u64::MAX)));
+        assert_eq!(
+            (ask.label(), ask.pin),
+            ("cold", Some(Pin::Worker(u64::MAX)))
+        );
 
         let mut plain = read(&Ask::plain_completion(&completion, "cold"));
         assert_eq!(plain["logprobs"], Value::Null);
@@ -140,7 +143,7 @@ mod tests {
             message: "hello".into(),
             max_tokens: 3,
             ignore_eos: true,
-            worker: None,
+            pin: None,
             cache_salt: Some("s".into()),
         };
         let sent = read(&Ask::chat(&chat, "chat"));

@@ -33,7 +33,7 @@ use http_body_util::Full;
 use hyper::body::Bytes;
 use hyper::header::{ACCEPT, CONTENT_TYPE, HOST};
 
-use super::PIN_HEADER;
+use super::Pin;
 use super::transport::RESPONSE_LIMIT;
 use crate::failure::Failure;
 use crate::stack::clock::monotonic_ns;
@@ -150,8 +150,8 @@ impl Shared {
             .header(HOST, self.door.authority())
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "text/event-stream");
-        if let Some(worker) = ask.worker {
-            request = request.header(PIN_HEADER, worker.to_string());
+        if let Some((name, id)) = ask.pin.map(Pin::header) {
+            request = request.header(name, id);
         }
         let request = request.body(Full::new(ask.body.clone()));
         request.map_err(|error| error.to_string())

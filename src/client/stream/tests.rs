@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use super::*;
 use crate::client::failure::RequestFailureKind;
 use crate::client::testing::Request;
-use crate::client::{Completion, Input};
+use crate::client::{Completion, Input, PIN_HEADER};
 use crate::failure::Class;
 
 /// Long enough for a starved machine: no test waits for it unless it fails.
@@ -126,7 +126,7 @@ fn completion() -> Completion {
         prompt: Input::Ids(vec![5, 6]),
         max_tokens: 2,
         ignore_eos: true,
-        worker: Some(u64::MAX),
+        pin: Some(Pin::Worker(u64::MAX)),
         cache_salt: None,
     }
 }

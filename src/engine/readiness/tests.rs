@@ -59,6 +59,7 @@ fn worker(index: usize, url: &str) -> PlannedWorker {
         metrics_url: format!("{url}/metrics"),
         health_url: format!("{url}/health"),
         kvcr: true,
+        serves: Serves::Whole,
     }
 }
 
@@ -161,6 +162,69 @@ async fn what_is_not_there_yet_is_waited_for_and_said_once() {
             &format!("ready as instance {ID}"),
         ]
     );
+}
+
+fn handed_over(prefill: Value, decode: Value) -> String {
+    let mut answer: Value = serde_json::from_str(&canary(decode)).unwrap();
+    answer["nvext"]["worker_id"]["prefill_worker_id"] = prefill;
+    answer.to_string()
+}
+
+async fn prefills(answers: Vec<(u16, String)>) -> (Result<Vec<WorkerInfo>, Failure>, Vec<String>) {
+    let mut script = ready();
+    script.insert("/v1/completions", answers);
+    let url = serve(script).await;
+    let prefill = PlannedWorker {
+        serves: Serves::Prefill,
+        ..worker(0, &url)
+    };
+    run_plan(&plan(&url, vec![prefill])).await
+}
+
+/// Until the router knows prefill engines, a decode engine does everything, whoever is pinned.
+#[tokio::test]
+async fn a_prefill_worker_is_ready_once_its_canary_is_decoded_elsewhere() {
+    let pinned = handed_over(PIN.into(), 7.into());
+    let answers = vec![(200, canary(7.into())), (200, pinned)];
+    let (result, said) = prefills(answers).await;
+    let workers = result.unwrap();
+    assert_eq!(
+        (workers[0].instance_id, workers[0].serves),
+        (ID, Serves::Prefill)
+    );
+    let waited = "worker0: canary: the router does not prefill apart yet".to_owned();
+    assert!(said.contains(&waited), "{said:?}");
+}
+
+#[tokio::test]
+async fn a_canary_that_another_worker_prefilled_is_the_products() {
+    let answers = vec![(200, handed_over(8.into(), 7.into()))];
+    let failure = prefills(answers).await.0.unwrap_err();
+    assert_eq!(failure.class, Class::Product);
+    assert!(
+        failure.to_string().contains("found served by 8"),
+        "{failure}"
+    );
+}
+
+/// It cannot be pinned: its canary is whoever's, and has to have ended with it.
+#[tokio::test]
+async fn who_decodes_is_ready_once_a_request_ended_with_it() {
+    for (decode, ready) in [(Value::from(ID), true), (7.into(), false)] {
+        let mut script = self::ready();
+        script.insert(
+            "/v1/completions",
+            vec![(200, handed_over(7.into(), decode))],
+        );
+        let url = serve(script).await;
+        let decode = PlannedWorker {
+            serves: Serves::Decode,
+            kvcr: false,
+            ..worker(2, &url)
+        };
+        let (result, _) = run_plan(&plan(&url, vec![decode])).await;
+        assert_eq!(result.is_ok(), ready);
+    }
 }
 
 #[tokio::test]

@@ -4,18 +4,14 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
+use super::transfer::kv_transfer;
 use crate::config::Config;
 use crate::config::profile::{DeviceKind, EngineKind};
 use crate::environment::Installed;
 use crate::failure::Failure;
 use crate::geometry::Geometry;
 use crate::plan::dynamo::CORE_NAMESPACE;
-use crate::plan::guard::Guarded;
-use crate::plan::{Bindings, Group, PlannedWorker, Probe, Process, Role};
-
-/// vLLM offloads only on CUDA-like devices; the overlay brings the same tiering for host memory.
-const CPU_SPEC: &str = "CpuTieringOffloadingSpec";
-const CPU_SPEC_MODULE: &str = "kvcr_cpu.spec";
+use crate::plan::{Bindings, Group, PlannedWorker, Probe, Process, Role, Serves};
 
 /// The front door looks into every namespace, the router of a model into one.
 const REFERENCE_NAMESPACE: &str = "dynamo-reference";
@@ -31,16 +27,32 @@ pub enum Part {
     Core {
         /// Position in the topology, from 0.
         index: usize,
+        /// What of a request it does.
+        serves: Serves,
+    },
+    /// Decodes for those that only prefill.
+    Decode {
+        /// Position in the topology: behind them.
+        index: usize,
     },
     /// The engine without KVCR that answers for it.
     Reference,
 }
 
 impl Part {
-    fn name(self) -> String {
+    pub(super) fn name(self) -> String {
         match self {
-            Self::Core { index } => format!("worker{index}"),
+            Self::Core { index, .. } | Self::Decode { index } => format!("worker{index}"),
             Self::Reference => "reference".to_owned(),
+        }
+    }
+
+    /// What of a request it does.
+    fn serves(self) -> Serves {
+        match self {
+            Self::Core { serves, .. } => serves,
+            Self::Decode { .. } => Serves::Decode,
+            Self::Reference => Serves::Whole,
         }
     }
 
@@ -55,8 +67,13 @@ impl Part {
     }
 
     /// KVCR's control endpoint, which peers connect to.
-    fn control_port(self) -> String {
+    pub(super) fn control_port(self) -> String {
         format!("{}-control", self.name())
+    }
+
+    /// Where who prefilled and who decodes introduce themselves to each other.
+    fn side_channel_port(self) -> String {
+        format!("{}-side-channel", self.name())
     }
 }
 
@@ -71,21 +88,34 @@ pub struct PlannedEngine {
 
 /// Names of the ports that `part` needs. Everything else it listens on is ephemeral.
 pub fn ports(part: Part) -> Vec<String> {
-    let mut names = vec![part.system_port(), part.events_port()];
+    let mut names = vec![part.system_port()];
+    // Nobody is routed to who decodes by what it holds.
+    if part.serves() != Serves::Decode {
+        names.push(part.events_port());
+    }
     if let Part::Core { .. } = part {
         names.push(part.control_port());
+    }
+    if !part.serves().is_whole() {
+        names.push(part.side_channel_port());
     }
     names
 }
 
 /// The port of core worker `index` that its Guard takes over.
 pub(crate) fn control_port(index: usize) -> String {
-    Part::Core { index }.control_port()
+    core(index).control_port()
 }
 
 /// Name of the process of core worker `index`.
 pub(crate) fn process_name(index: usize) -> String {
-    Part::Core { index }.name()
+    core(index).name()
+}
+
+/// Core worker `index`; its names do not depend on what it serves.
+fn core(index: usize) -> Part {
+    let serves = Serves::Whole;
+    Part::Core { index, serves }
 }
 
 /// The plan of one engine; `env` is what every process of the stack has.
@@ -110,7 +140,9 @@ pub fn plan(
     let system = bindings.port(&part.system_port())?;
     let health_url = format!("http://127.0.0.1:{system}/health");
     let (group, index, served_model) = match part {
-        Part::Core { index } => (Group::Core, index, profile.model.served_name.clone()),
+        Part::Core { index, .. } | Part::Decode { index } => {
+            (Group::Core, index, profile.model.served_name.clone())
+        }
         Part::Reference => (
             Group::Reference,
             profile.topology.workers,
@@ -122,7 +154,7 @@ pub fn plan(
         role: Role::Worker,
         group,
         argv: argv(config, installed, bindings, part, &served_model)?,
-        env: environment(config, part, system, env),
+        env: environment(config, bindings, part, env)?,
         after: Vec::new(),
         ready: vec![Probe::HttpJson {
             url: health_url.clone(),
@@ -142,7 +174,8 @@ pub fn plan(
         served_model,
         metrics_url: format!("http://127.0.0.1:{system}/metrics"),
         health_url,
-        kvcr: group == Group::Core,
+        kvcr: matches!(part, Part::Core { .. }),
+        serves: part.serves(),
     };
     Ok(PlannedEngine { process, seen })
 }
@@ -165,14 +198,24 @@ fn argv(
     if let Some(blocks) = engine.device_blocks {
         option("--num-gpu-blocks-override", blocks.to_string());
     }
-    let events = bindings.port(&part.events_port())?;
-    option("--kv-events-config", kv_events(events).to_string());
-    if let Part::Core { index } = part {
-        let guarded = Guarded::of(config, installed, bindings)?;
-        let transfer = kv_transfer(config, bindings, part, guarded.map(|all| (all, index)))?;
+    match part.serves() {
+        Serves::Whole => {}
+        Serves::Prefill => option("--disaggregation-mode", "prefill".to_owned()),
+        Serves::Decode => option("--disaggregation-mode", "decode".to_owned()),
+    }
+    if part.serves() != Serves::Decode {
+        let events = bindings.port(&part.events_port())?;
+        option("--kv-events-config", kv_events(events).to_string());
+    }
+    if let Some(transfer) = kv_transfer(config, installed, bindings, part)? {
         option("--kv-transfer-config", transfer.to_string());
     }
-    argv.push("--enable-prefix-caching".to_owned());
+    argv.push(match part.serves() {
+        Serves::Whole | Serves::Prefill => "--enable-prefix-caching".to_owned(),
+        // With a cache of its own it would answer from what it was handed before, and the blocks of
+        // the request that is judged would not be looked at.
+        Serves::Decode => "--no-enable-prefix-caching".to_owned(),
+    });
     argv.push("--enforce-eager".to_owned());
     argv.extend(engine.args.iter().cloned());
     Ok(argv)
@@ -180,16 +223,17 @@ fn argv(
 
 fn environment(
     config: &Config,
+    bindings: &Bindings,
     part: Part,
-    system_port: u16,
     mut env: BTreeMap<String, String>,
-) -> BTreeMap<String, String> {
+) -> Result<BTreeMap<String, String>, Failure> {
+    let system_port = bindings.port(&part.system_port())?;
     let mut set = |name: &str, value: &str| env.insert(name.to_owned(), value.to_owned());
     set("DYN_SYSTEM_PORT", &system_port.to_string());
     set(
         "DYN_NAMESPACE",
         match part {
-            Part::Core { .. } => CORE_NAMESPACE,
+            Part::Core { .. } | Part::Decode { .. } => CORE_NAMESPACE,
             Part::Reference => REFERENCE_NAMESPACE,
         },
     );
@@ -210,8 +254,13 @@ fn environment(
         // that wants them: 27 to 50 s of both cores, for a function that takes microseconds.
         set("TORCHDYNAMO_DISABLE", "1");
     }
+    if !part.serves().is_whole() {
+        let port = bindings.port(&part.side_channel_port())?;
+        set("VLLM_NIXL_SIDE_CHANNEL_HOST", "127.0.0.1");
+        set("VLLM_NIXL_SIDE_CHANNEL_PORT", &port.to_string());
+    }
     env.extend(config.profile.engine.env.clone());
-    env
+    Ok(env)
 }
 
 /// vLLM itself computes on host cores, with what that takes.
@@ -228,59 +277,6 @@ fn kv_events(port: u16) -> Value {
         "endpoint": format!("tcp://*:{port}"),
         "enable_kv_cache_events": true,
     })
-}
-
-fn kv_transfer(
-    config: &Config,
-    bindings: &Bindings,
-    part: Part,
-    guarded: Option<(Guarded, usize)>,
-) -> Result<Value, Failure> {
-    let (profile, kvcr) = (&config.profile, &config.profile.kvcr);
-    let mut tier = json!({
-        "type": "kvcr",
-        "router_capabilities": ["router_hint"],
-        "control_host": "127.0.0.1",
-        "control_ports": [bindings.port(&part.control_port())?],
-        "control_advertise_host": "127.0.0.1",
-        "secondary_g2_slots": kvcr.dram_slots,
-        "operation_timeout_ms": kvcr.operation_timeout_ms,
-        "abandon_timeout_ms": kvcr.abandon_timeout_ms,
-        "opportunistic_query": kvcr.opportunistic_query,
-        // Off by default; without it the series do not exist and nothing can be proven.
-        "enable_telemetry": true,
-    });
-    if let (Some((guarded, index)), Value::Object(tier)) = (&guarded, &mut tier) {
-        // The service's pool takes its place.
-        tier.remove("secondary_g2_slots");
-        tier.extend(guarded.tier(bindings, *index));
-    }
-    let spec = match profile.engine.device {
-        DeviceKind::Cpu => json!({
-            "spec_name": CPU_SPEC,
-            "spec_module_path": CPU_SPEC_MODULE,
-        }),
-        DeviceKind::Cuda => json!({ "spec_name": "TieringOffloadingSpec" }),
-    };
-    let mut extra = json!({
-        "cpu_bytes_to_use": kvcr.primary_bytes,
-        "enable_external_pinning": true,
-        "self_describing_kv_events": true,
-        "secondary_tiers": [tier],
-    });
-    if let (Value::Object(extra), Value::Object(spec)) = (&mut extra, spec) {
-        extra.extend(spec);
-    }
-    if let Some((guarded, index)) = guarded {
-        extra["dynamo_state_agent"] = guarded.state_agent(index);
-    }
-    Ok(json!({
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        // Names the engine's file in /dev/shm, which a kill leaves behind.
-        "engine_id": format!("{}-{}", bindings.file_cookie(), part.name()),
-        "kv_connector_extra_config": extra,
-    }))
 }
 
 /// How the names of this stack's files in `/dev/shm` begin. The ring buffers' names are not ours
@@ -302,6 +298,6 @@ pub fn shm_bytes(config: &Config, part: Part) -> u64 {
             let block = Geometry::of(&config.profile).page_bytes.unwrap_or(1).max(1);
             rings.saturating_add(primary / block * block)
         }
-        Part::Reference => rings,
+        Part::Decode { .. } | Part::Reference => rings,
     }
 }

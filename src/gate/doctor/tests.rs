@@ -84,6 +84,7 @@ impl Case {
                     .iter()
                     .map(|name| ((*name).to_owned(), package.clone()))
                     .collect(),
+                reads_nested_tiers: false,
             }),
             shm_bytes: 1_000_000,
             external: Vec::new(),

@@ -367,10 +367,10 @@ impl Local {
         let Some(job) = self.jobs.under_way.get(&id) else {
             return Ok(());
         };
-        let process = job.process.clone();
+        let (name, planned) = (job.process.name.clone(), job.process.clone());
         let foreign = !job.changes.is_none();
-        let name = process.name.clone();
         let times = self.child_mut(&name)?.before + 1;
+        let process = self.blueprint.renewed(planned, times);
         let (missing, seen) = watch::channel("nothing was looked at yet".to_owned());
         let started_ns = monotonic_ns();
         let mut new = self.spawn(process.clone(), seen, times)?;

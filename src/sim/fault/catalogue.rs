@@ -142,6 +142,12 @@ catalogue! {
     TelemetryAbsent "telemetry_absent" Engine,
         "KVCR has no series at all", "facts 4.1: enable_telemetry";
 
+    // What a prefill engine hands over.
+    HandoverCorrupts "handover_corrupts" Engine,
+        "a decode engine is handed a prompt's last block with one byte flipped", "vllm#38165";
+    HandoverFails "handover_fails" Engine,
+        "a decode engine cannot read what was handed over, and answers 500", "vllm#49238, vllm#55471";
+
     // Answers of the front door.
     WrongWorker "wrong_worker" Frontend,
         "a pinned request is served by another worker", "check: served_by_pinned_worker";
@@ -189,6 +195,8 @@ catalogue! {
         "no hint is ever attached", "dynamo#13237";
     HintLost "hint_lost" Frontend,
         "a worker that came back is hinted at no more; the next one in its place is", "findings/guard.md";
+    DecodesAlone "decodes_alone" Frontend,
+        "who only decodes is asked for all of a request, whatever prefill engine was pinned", "seen: before the router knows who prefills";
     RegistrationLost "registration_lost" Frontend,
         "a healthy worker is no longer listed after its first request", "dynamo#11881";
     ModelMissing "model_missing" Frontend,

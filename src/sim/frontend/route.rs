@@ -83,6 +83,18 @@ impl Request<'_> {
         if let Some(id) = self.ask.pins.worker {
             return Err(Refusal::not_eligible(id));
         }
+        if door.faults.tell(Fault::DecodesAlone) {
+            let taken = self.send(door, &decodes, None, None).await?;
+            let id = taken.member.registration.instance_id;
+            return Ok(Routed {
+                lines: taken.lines,
+                prefill: id,
+                decode: id,
+                pretended: None,
+                cached_tokens: None,
+                overlap: taken.overlap,
+            });
+        }
         let pin = self.ask.pins.prefill;
         let mut first = self.send(door, &prefills, pin, None).await?;
         let (handover, cached) = prefilled(&mut first.lines).await?;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::testing::{Engine, Front, Script};
 use crate::client::stream::load::{self, Shape};
 use crate::client::stream::{Ask, Chat, Outcome, Streamed, Streams};
-use crate::client::{Client, Completion, Input, RequestFailureKind};
+use crate::client::{Client, Completion, Input, Pin, RequestFailureKind};
 
 /// An id that a float or a signed integer would change.
 const A: u64 = u64::MAX - 2;
@@ -36,7 +36,7 @@ fn completion(worker: Option<u64>) -> Completion {
         prompt: Input::Ids(vec![1, 2, 3]),
         max_tokens: 4,
         ignore_eos: true,
-        worker,
+        pin: worker.map(Pin::Worker),
         cache_salt: Some("s".into()),
     }
 }
@@ -79,7 +79,7 @@ async fn a_stream_says_what_a_whole_answer_says() {
         message: "a b".into(),
         max_tokens: 3,
         ignore_eos: true,
-        worker: Some(A),
+        pin: Some(Pin::Worker(A)),
         cache_salt: None,
     };
     let seen = streams.ask(&Ask::chat(&chat, "chat")).await;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::sse::reader::{Frame, frames};
 use super::testing::{Engine, Front, Script, agent, ask, ask_stream, holds};
 use super::*;
-use crate::client::{Client, Completion, Input};
+use crate::client::{Client, Completion, Input, Pin};
 use crate::sim::model::block_hashes;
 use crate::sim::wire::{Cache, Owner};
 
@@ -69,7 +69,7 @@ async fn our_client_observes_what_the_engine_said() {
         prompt: Input::Ids(vec![1, 2, 3]),
         max_tokens: 3,
         ignore_eos: true,
-        worker: Some(B),
+        pin: Some(Pin::Worker(B)),
         cache_salt: Some("s".into()),
     };
     let seen = client.complete(&completion, "cold").await.unwrap();

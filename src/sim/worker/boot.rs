@@ -238,7 +238,7 @@ pub async fn boot(
         .and_then(|listener| listener.local_addr().map(|address| (listener, address)));
     let (listener, address) = requests.map_err(|error| Failed(format!("OSError: {error}")))?;
     let control = kvcr
-        .filter(|_| own.is_some())
+        .filter(|kvcr| own.is_some() && kvcr.hinted)
         .map(|kvcr| kvcr.advertised.clone());
     let engine = Engine::new(Parts {
         shape,

@@ -115,6 +115,16 @@ impl Engine {
         let response = self.http.get(url).send().await.map_err(|e| failed(&e))?;
         let response = response.error_for_status().map_err(|e| failed(&e))?;
         let bytes = response.bytes().await.map_err(|e| failed(&e))?;
+        let faults = &self.parts.around.faults;
+        if faults.tell(Fault::HandoverFails) {
+            return Err(failed(&"remote memory is not registered"));
+        }
+        let mut bytes = bytes.to_vec();
+        if let Some(last) = bytes.last_mut()
+            && faults.tell(Fault::HandoverCorrupts)
+        {
+            *last ^= 1;
+        }
         let pages: Vec<Page> = bytes
             .chunks_exact(self.parts.page_bytes)
             .map(Page::from)

@@ -76,8 +76,10 @@ pub struct Tiers {
 pub struct Kvcr {
     /// `HOST:PORT` to listen on.
     pub listen: String,
-    /// `HOST:PORT` that peers are told.
+    /// `HOST:PORT` that a Guard tells peers.
     pub advertised: String,
+    /// Whether the router is told that address too.
+    pub hinted: bool,
     /// Pages of a pool in this process; 0 where a service holds it.
     pub slots: usize,
     /// Socket and digest of the service that holds the pool.
@@ -252,14 +254,17 @@ fn transfer(config: &Value) -> Result<Option<Tiers>, Refused> {
         return Ok(None);
     };
     let inner = &offloading["kv_connector_extra_config"];
-    let owner = [inner, extra].into_iter().find_map(|extra| {
-        let owners = extra["dynamo_state_agent"]["cache_owner_ids"].as_object()?;
-        Some(owners.values().next()?.as_str()?.to_owned())
-    });
-    let kvcr = inner["secondary_tiers"]
-        .as_array()
-        .and_then(|tiers| tiers.iter().find(|tier| tier["type"] == "kvcr"))
-        .map(|tier| kvcr(tier, inner["self_describing_kv_events"] == true))
+    // Dynamo looks at the outermost connector only (dynamo#16778).
+    let owner = extra["dynamo_state_agent"]["cache_owner_ids"]
+        .as_object()
+        .and_then(|owners| Some(owners.values().next()?.as_str()?.to_owned()));
+    let of_kvcr = |extra: &Value| {
+        let mut tiers = extra["secondary_tiers"].as_array().into_iter().flatten();
+        tiers.find(|tier| tier["type"] == "kvcr").cloned()
+    };
+    let hinted = of_kvcr(extra).is_some();
+    let kvcr = of_kvcr(inner)
+        .map(|tier| kvcr(&tier, inner["self_describing_kv_events"] == true, hinted))
         .transpose()?;
     // Only the wrapper of a MultiConnector has an id.
     let engine_id = config["engine_id"].as_str().unwrap_or("engine").to_owned();
@@ -271,7 +276,7 @@ fn transfer(config: &Value) -> Result<Option<Tiers>, Refused> {
     }))
 }
 
-fn kvcr(tier: &Value, self_describing: bool) -> Result<Kvcr, Refused> {
+fn kvcr(tier: &Value, self_describing: bool, hinted: bool) -> Result<Kvcr, Refused> {
     let text = |name: &str| tier[name].as_str().map(str::to_owned);
     let millis =
         |name: &str, default| Duration::from_millis(tier[name].as_u64().unwrap_or(default));
@@ -321,6 +326,7 @@ fn kvcr(tier: &Value, self_describing: bool) -> Result<Kvcr, Refused> {
     Ok(Kvcr {
         listen: format!("{host}:{port}"),
         advertised: format!("{advertised}:{port}"),
+        hinted,
         slots,
         service,
         operation_timeout,
@@ -409,7 +415,10 @@ mod tests {
         });
         let tiers = with(&multi).unwrap().tiers.unwrap();
         assert_eq!(tiers.engine_id, "c-p0");
-        assert!(tiers.kvcr.is_some());
+        assert!(!tiers.kvcr.unwrap().hinted);
+        let mut told = multi.clone();
+        told["kv_connector_extra_config"]["secondary_tiers"] = json!([tier()]);
+        assert!(with(&told).unwrap().tiers.unwrap().kvcr.unwrap().hinted);
         let decode = json!({"kv_connector": "NixlConnector", "kv_role": "kv_consumer"});
         assert_eq!(with(&decode).unwrap().tiers, None);
         let flags = of(&["--model=/m", "--disaggregation-mode", "decode"]).unwrap();

@@ -93,7 +93,7 @@ fn asks(count: usize) -> Vec<Ask> {
             prompt: Input::Text(format!("p{number}")),
             max_tokens: 1,
             ignore_eos: true,
-            worker: None,
+            pin: None,
             cache_salt: None,
         };
         Ask::plain_completion(&completion, &number.to_string())

@@ -178,6 +178,7 @@ async fn examined(second: &str, log: &str) -> Result<(), Failure> {
         index,
         instance_id: 7,
         served_model: "tiny".into(),
+        serves: crate::plan::Serves::Whole,
         metrics_url: format!("{url}/w{index}"),
         probes_ms: 0,
         ready_ms: 0,

@@ -1,14 +1,19 @@
-//! Equal workers that prefill and decode, and a reference engine beside them.
+//! A stack as a whole: discovery and front door, Guards where they are wanted, the engines under
+//! test, and a reference engine beside them.
+//!
+//! Which engines there are follows from the topology; what each of them is started with is
+//! [`worker`]'s.
 
 use super::dynamo::{self, Discovery};
 use super::guard::{self, Guarded};
-use super::{Bindings, Plan, sidecar};
+use super::{Bindings, Plan, Serves, sidecar};
 use crate::config::Config;
+use crate::config::profile::{Topology, TopologyKind};
 use crate::engine::vllm::worker::{self, Part};
 use crate::environment::Installed;
 use crate::failure::Failure;
 
-/// Names of the ports of [`aggregated`].
+/// Names of the ports of [`assemble`].
 pub(super) fn ports(config: &Config) -> Vec<String> {
     let mut names = dynamo::ports(config);
     for part in parts(config) {
@@ -18,8 +23,13 @@ pub(super) fn ports(config: &Config) -> Vec<String> {
 }
 
 fn parts(config: &Config) -> impl Iterator<Item = Part> {
-    let core = (0..config.profile.topology.workers).map(|index| Part::Core { index });
-    core.chain([Part::Reference])
+    let Topology { kind, workers, .. } = config.profile.topology;
+    let (serves, decode) = match kind {
+        TopologyKind::Aggregated => (Serves::Whole, None),
+        TopologyKind::Disagg => (Serves::Prefill, Some(Part::Decode { index: workers })),
+    };
+    let core = (0..workers).map(move |index| Part::Core { index, serves });
+    core.chain(decode).chain([Part::Reference])
 }
 
 /// Bytes of `/dev/shm` that the whole stack takes.
@@ -28,8 +38,8 @@ pub(super) fn shm_bytes(config: &Config) -> u64 {
     engines.fold(guard::shm_bytes(config), u64::saturating_add)
 }
 
-/// The plan of [`crate::config::profile::TopologyKind::Aggregated`].
-pub fn aggregated(
+/// The plan of any topology.
+pub(super) fn assemble(
     config: &Config,
     installed: &Installed,
     bindings: &Bindings,
@@ -60,7 +70,7 @@ pub fn aggregated(
         let engine = worker::plan(config, installed, bindings, part, env.clone())?;
         processes.push(super::Process {
             after: match (part, &guarded) {
-                (Part::Core { index }, Some(guarded)) => {
+                (Part::Core { index, .. }, Some(guarded)) => {
                     [discovery.after(), guarded.after(index)].concat()
                 }
                 _ => discovery.after(),
@@ -68,14 +78,17 @@ pub fn aggregated(
             ..engine.process
         });
         match part {
-            Part::Core { .. } => workers.push(engine.seen),
+            Part::Core { .. } | Part::Decode { .. } => workers.push(engine.seen),
             Part::Reference => reference = Some(engine.seen),
         }
     }
 
     let port = bindings.port(dynamo::FRONTEND_PORT)?;
     Ok(Plan {
-        topology: "aggregated".to_owned(),
+        topology: match config.profile.topology.kind {
+            TopologyKind::Aggregated => "aggregated".to_owned(),
+            TopologyKind::Disagg => "disagg".to_owned(),
+        },
         discovery: discovery.chosen(),
         processes,
         frontend_url: format!("http://127.0.0.1:{port}"),
@@ -103,6 +116,86 @@ mod tests {
     fn the_cpu_profile_is_as_pinned() {
         let plan = canonical(&cpu(&[]), &installed()).unwrap();
         crate::snapshot::golden("plan/cpu", &render(&plan));
+    }
+
+    #[test]
+    fn disaggregated_it_is_as_pinned() {
+        let flags = ["--topology", "disagg", "--guard"];
+        let plan = canonical(&cpu(&flags), &installed()).unwrap();
+        crate::snapshot::golden("plan/cpu-disagg-guard", &render(&plan));
+    }
+
+    /// Who decodes has no tier, and no cache in which an answer could hide what it was handed.
+    #[test]
+    fn one_worker_decodes_for_all_that_prefill() {
+        let config = cpu(&["--topology", "disagg", "--workers", "3"]);
+        let plan = canonical(&config, &installed()).unwrap();
+        let serves: Vec<_> = plan.workers.iter().map(|worker| worker.serves).collect();
+        let prefill = Serves::Prefill;
+        assert_eq!(serves, [prefill, prefill, prefill, Serves::Decode]);
+        let kvcr: Vec<_> = plan.workers.iter().map(|worker| worker.kvcr).collect();
+        assert_eq!(kvcr, [true, true, true, false]);
+        let places: Vec<_> = plan.workers.iter().map(|worker| worker.index).collect();
+        assert_eq!(places, [0, 1, 2, 3]);
+        let find = |name: &str| plan.processes.iter().find(|process| process.name == name);
+        let decode = find("worker3").unwrap();
+        assert!(
+            decode
+                .argv
+                .contains(&"--no-enable-prefix-caching".to_owned())
+        );
+        let side_channels: BTreeSet<_> = (0..4)
+            .map(|index| &find(&format!("worker{index}")).unwrap().env["VLLM_NIXL_SIDE_CHANNEL_PORT"])
+            .collect();
+        assert_eq!(side_channels.len(), 4);
+        assert!(
+            !find("reference")
+                .unwrap()
+                .env
+                .contains_key("VLLM_NIXL_SIDE_CHANNEL_PORT")
+        );
+    }
+
+    /// Dynamo looks at the outermost connector only, vLLM at the one that offloads.
+    #[test]
+    fn what_dynamo_reads_stands_in_both_places() {
+        let plan = canonical(&cpu(&["--topology", "disagg", "--guard"]), &installed()).unwrap();
+        let worker = plan
+            .processes
+            .iter()
+            .find(|process| process.name == "worker0");
+        let argv = &worker.unwrap().argv;
+        let at = argv.iter().position(|word| word == "--kv-transfer-config");
+        let config: serde_json::Value = serde_json::from_str(&argv[at.unwrap() + 1]).unwrap();
+        let outer = &config["kv_connector_extra_config"];
+        let inner = &outer["connectors"][0]["kv_connector_extra_config"];
+        for name in [
+            "secondary_tiers",
+            "self_describing_kv_events",
+            "dynamo_state_agent",
+        ] {
+            assert!(!inner[name].is_null(), "{name}");
+            assert_eq!(outer[name], inner[name], "{name}");
+        }
+        let newer = Installed {
+            reads_nested_tiers: true,
+            ..installed()
+        };
+        let plan = canonical(&cpu(&["--topology", "disagg", "--guard"]), &newer).unwrap();
+        let worker = plan
+            .processes
+            .iter()
+            .find(|process| process.name == "worker0");
+        let once = worker.unwrap().argv.join(" ");
+        assert_eq!(once.matches("secondary_tiers").count(), 1);
+        // vLLM gives the outer one's to those inside, and dies of one that has its own.
+        assert!(
+            outer["connectors"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .all(|it| it["engine_id"].is_null())
+        );
     }
 
     #[test]
@@ -258,7 +351,7 @@ mod tests {
         let config = cpu(&[]);
         let mut bindings = Bindings::canonical(&super::ports(&config), &[]);
         bindings.scratch = format!("/{}", "x".repeat(80)).into();
-        let failure = aggregated(&config, &installed(), &bindings).unwrap_err();
+        let failure = assemble(&config, &installed(), &bindings).unwrap_err();
         assert_eq!(failure.class, Class::Environment);
         assert!(failure.hint.unwrap().contains("--state-dir"));
     }
@@ -266,7 +359,7 @@ mod tests {
     #[test]
     fn a_missing_port_is_said_by_name() {
         let bindings = Bindings::canonical(&[], &[]);
-        let failure = aggregated(&cpu(&[]), &installed(), &bindings).unwrap_err();
+        let failure = assemble(&cpu(&[]), &installed(), &bindings).unwrap_err();
         assert!(failure.to_string().contains("etcd-client"), "{failure}");
     }
 
