@@ -189,6 +189,16 @@ mod tests {
         assert_eq!(Answer::of(&message), Answer::Held);
     }
 
+    /// These bytes were read by kvcr 0.1.1's own decoder of claims, with every field as it is here.
+    const READ: &[u8] = b"\x87\xa4type\xa5claim\xabguard_index\x00\xb4compatibility_digest\xa3abc\
+        \xabtier_config\x82\xacpool_layouts\x92\x92\xa5asked\xcd\x10\x00\x92\xa4only\xcd\x10\x00\xa2g3\xc0\
+        \xaccontrol_host\xa9192.0.2.1\xaccontrol_port\x09\xa7version\x01";
+
+    #[test]
+    fn the_question_is_what_the_real_service_read() {
+        assert_eq!(&question("abc")[4..], READ);
+    }
+
     #[test]
     fn the_question_has_every_field_of_a_claim_by_its_name() {
         let asked = question("abc");
