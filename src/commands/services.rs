@@ -53,7 +53,7 @@ fn print(config: &Config, directory: &Path) -> Result<(), Failure> {
     if config.profile.engine.kind.is_simulated() {
         errln!("{NOTICE}");
     }
-    out!("{}", sidecar::render(&plan.processes, directory));
+    out!("{}", sidecar::render(&plan, directory));
     Ok(())
 }
 

@@ -135,13 +135,12 @@ struct Logs(Vec<(String, PathBuf, u64)>);
 
 impl Logs {
     fn from_now(lease: &Lease) -> Self {
-        let processes = lease.stack().processes.iter();
+        let stack = lease.stack();
+        let own = stack.processes.iter().map(|one| (&one.name, &one.log));
+        let elsewhere = stack.plan.external.iter().map(|one| (&one.name, &one.log));
+        let logs = own.chain(elsewhere);
         Self(
-            processes
-                .map(|process| {
-                    let end = tail::end(&process.log);
-                    (process.name.clone(), process.log.clone(), end)
-                })
+            logs.map(|(name, log)| (name.clone(), log.clone(), tail::end(log)))
                 .collect(),
         )
     }

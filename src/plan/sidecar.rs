@@ -156,19 +156,23 @@ fn environment(installed: &Installed) -> BTreeMap<String, String> {
     env
 }
 
-/// One line a service for a Dockerfile, a CI step or a pod: what it is started with, quoted for a
-/// shell, with the variables that it needs and its log.
-pub(crate) fn render(services: &[Process], directory: &Path) -> String {
+/// One line a service for a Dockerfile, a CI step or a pod: what a shell has to do, with the pool's
+/// directory, the variables that it needs and its log.
+pub(crate) fn render(plan: &Plan, directory: &Path) -> String {
     let quote = |text: &str| shlex::try_quote(text).map_or_else(|_| text.to_owned(), Into::into);
+    let path = |path: &Path| quote(&path.to_string_lossy());
     let mut out = String::new();
-    for (index, process) in services.iter().enumerate() {
+    for (index, process) in plan.processes.iter().enumerate() {
         let variables = process.env.iter();
         let words = variables
             .map(|(name, value)| format!("{name}={}", quote(value)))
             .chain(process.argv.iter().map(|word| quote(word)));
-        let log = log(directory, index);
-        out += &words.collect::<Vec<_>>().join(" ");
-        out += &format!(" >>{} 2>&1\n", quote(&log.to_string_lossy()));
+        out += &format!(
+            "mkdir -p -m 700 {} && {} >>{} 2>&1\n",
+            path(&pool_dir(directory, index)),
+            words.collect::<Vec<_>>().join(" "),
+            path(&log(directory, index))
+        );
     }
     out
 }
@@ -236,9 +240,9 @@ mod tests {
             let bindings = Bindings::canonical(&[], &[]);
             let expected = external(&config, &software, &bindings).unwrap();
             let plan = plan(&config, &software, Path::new("/run/sidecars")).unwrap();
-            let services = plan.processes;
+            let services = &plan.processes;
             assert_eq!(expected.len(), services.len());
-            for (expected, service) in expected.iter().zip(&services) {
+            for (expected, service) in expected.iter().zip(services) {
                 let value = |flag: &str| {
                     let at = service.argv.iter().position(|arg| arg == flag).unwrap();
                     service.argv[at + 1].clone()
@@ -252,9 +256,9 @@ mod tests {
                 assert_eq!(value("--log-level"), "DEBUG");
                 assert_eq!(value("--guard-count"), "1");
             }
-            let text = render(&services, Path::new("/run/sidecars"));
+            let text = render(&plan, Path::new("/run/sidecars"));
             assert_eq!(text.lines().count(), 2);
-            for (line, service) in text.lines().zip(&services) {
+            for (line, service) in text.lines().zip(services) {
                 let words = shlex::split(line).unwrap();
                 let start = words
                     .iter()
