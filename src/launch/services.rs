@@ -78,6 +78,12 @@ impl Services {
         let served = serve(&mut local, self.bound, ready, stop).await;
         let stopped = local.stop().await;
         let swept = self.sweep(&say).await;
+        if swept.is_ok() {
+            // Nobody can claim them any more, and a worker that still maps one goes on with it.
+            for path in &self.plan.directories {
+                let _ = fs::remove_dir_all(path);
+            }
+        }
         served.and(stopped).and(swept)
     }
 

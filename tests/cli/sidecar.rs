@@ -112,6 +112,10 @@ fn a_service_that_ends_takes_the_stack_with_it_in_words() {
         .end()
         .fails(101, &["service1 was killed by signal 9 from outside"]);
     assert!(!place.path("side/service0.sock").exists());
+    // Whether or not a worker had one mapped.
+    for pool in pools(&printed(&place, &directory)) {
+        assert!(!Path::new(&pool).exists(), "{pool}");
+    }
 }
 
 /// Kills a process that a command of ours said it had started.
