@@ -30,7 +30,7 @@ use crate::reference::{Answer, Kept};
 use crate::stack::lease::Lease;
 use crate::stack::protocol::{ProcessInfo, StackInfo, WorkerInfo};
 use crate::telemetry::settle::Settled;
-use crate::telemetry::{Delta, Scraper, kvcr};
+use crate::telemetry::{Delta, Scrape, Scraper, kvcr};
 use crate::verdict::Check;
 
 /// The most for one page of counters; a stalled machine answers late, not never.
@@ -84,6 +84,8 @@ pub struct Told {
 pub struct Counters {
     workers: Vec<WorkerInfo>,
     settled: Settled,
+    /// Of who decodes for them.
+    decode: Option<Scrape>,
 }
 
 impl Counters {

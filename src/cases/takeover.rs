@@ -38,7 +38,7 @@ pub(super) struct Held {
     pub(super) knocks: Vec<(String, Prompt)>,
     /// Asked when it does.
     pub(super) kept: Vec<(String, Prompt)>,
-    /// Asked one after the other until the Guard serves one, when the dead worker is unlisted.
+    /// Asked one after the other when the dead worker is unlisted: the Guard serves the last one.
     pub(super) late: Vec<(String, Prompt)>,
 }
 
@@ -295,9 +295,10 @@ pub(super) async fn served_by_guard(
 }
 
 /// Asks worker 1 for prompts of the dead worker when its lease is over, and only the state agent can
-/// tell the router of its Guard, one after the other until the Guard serves one; whether it did, and
-/// what came of each. While it takes notice that the worker is gone, a router hints at nobody; one
-/// that lost the Guard goes on so until a worker comes or goes (`docs/findings/guard.md`).
+/// tell the router of its Guard, one after the other; whether the Guard served the last one, and what
+/// came of each. While it takes notice that the worker is gone, a router hints at nobody for a moment, or
+/// still at the Guard that it is about to lose; one that lost it hints at nobody until a worker comes or
+/// goes (`docs/findings/guard.md`). So the first of them tell nothing.
 pub(super) async fn asked_late(
     scene: &mut Scene<'_>,
     late: &[(String, Prompt)],
@@ -308,16 +309,13 @@ pub(super) async fn asked_late(
         let attempt = scene.attempt(label, prompt, WITNESS).await?;
         hit = answered(scene, label, &attempt)?.is_some_and(|judged| judged.hit);
         words.push(attempt.words());
-        if hit {
-            break;
-        }
     }
     let words = words.join("; ");
     scene.note(format!("long after the kill: {words}"));
     Ok((hit, words))
 }
 
-/// [`asked_late`], and the check `name` that the Guard served one.
+/// [`asked_late`], and the check `name` that the Guard served the last one.
 pub(super) async fn serves_late(
     scene: &mut Scene<'_>,
     late: &[(String, Prompt)],
@@ -329,7 +327,7 @@ pub(super) async fn serves_late(
         Class::Product,
         hit,
         format_args!(
-            "long after the kill the Guard serves one of {} prompts that the dead worker held",
+            "long after the kill the Guard serves the last of {} prompts that the dead worker held",
             late.len()
         ),
         words,

@@ -6,7 +6,7 @@
 
 use super::Profile;
 use super::draft::Draft;
-use super::profile::{DeviceKind, DiscoveryBackend, EngineKind, Performance};
+use super::profile::{DeviceKind, DiscoveryBackend, EngineKind, TopologyKind};
 use crate::engine::vllm::reserved;
 use crate::geometry::Geometry;
 use crate::performance::median::{FEWEST, LEVEL};
@@ -31,7 +31,7 @@ pub(super) fn check(profile: &Profile, draft: &Draft) -> Vec<String> {
     check.geometry(profile);
     check.guard(profile);
     check.times(profile);
-    check.performance(&profile.performance);
+    check.performance(profile);
     check.network(profile);
     check.reserved(profile);
     check.problems
@@ -370,7 +370,8 @@ impl Check<'_> {
         }
     }
 
-    fn performance(&mut self, performance: &Performance) {
+    fn performance(&mut self, profile: &Profile) {
+        let performance = &profile.performance;
         match performance.repeats {
             0 => self.say("performance.repeats", "must be at least 1"),
             // Every limit would be inconclusive, after all the time that it took.
@@ -402,10 +403,15 @@ impl Check<'_> {
             ),
         ];
         for (path, limit) in limits {
-            if let Some(limit) = limit
-                && limit <= 0.0
-            {
+            let Some(limit) = limit else { continue };
+            if limit <= 0.0 {
                 self.say(path, format!("must be above 0, found {limit}"));
+            }
+            if profile.topology.kind == TopologyKind::Disagg {
+                self.say(
+                    path,
+                    "has no meaning with topology.kind disagg: the engine without KVCR hands nothing over",
+                );
             }
         }
     }

@@ -5,8 +5,9 @@ use std::time::Instant;
 use super::{Counters, Deltas, Scene, file_name, millis};
 use crate::failure::{Class, Failure};
 use crate::stack::protocol::WorkerInfo;
+use crate::telemetry::kvcr::PromptSource;
 use crate::telemetry::settle::{How, Settling, settle, wait_for};
-use crate::telemetry::{Delta, kvcr, router};
+use crate::telemetry::{Delta, Scrape, kvcr, router};
 use crate::verdict::Check;
 
 /// What is made of transfers that did not end well.
@@ -81,10 +82,28 @@ impl Scene<'_> {
             let file = format!("metrics/{}.prom", file_name(&worker.process, name));
             self.dir.text(&file, &scrape.raw)?;
         }
+        let decode = self.decode_counters(name).await?;
         Ok(Counters {
             workers: asked,
             settled,
+            decode,
         })
+    }
+
+    /// Those of who decodes, once nothing moves at who hands over.
+    async fn decode_counters(&mut self, name: &str) -> Result<Option<Scrape>, Failure> {
+        let Some(decode) = self.decode().cloned() else {
+            return Ok(None);
+        };
+        let what = format!("an answer of the metrics page of {}", decode.process);
+        let began = Instant::now();
+        let url = &decode.metrics_url;
+        let scraped = wait_for(&self.scraper, url, &what, self.patience(), |_| Ok(())).await;
+        self.told.timings.settle += millis(began);
+        let ((), scrape) = scraped?;
+        let file = format!("metrics/{}.prom", file_name(&decode.process, name));
+        self.dir.text(&file, &scrape.raw)?;
+        Ok(Some(scrape))
     }
 
     /// What the counters did since `before`; leaves a check for every invariant that broke.
@@ -168,6 +187,12 @@ impl Scene<'_> {
                     self.no_bad_endings(&worker.process, name, delta, expected);
                 }
             }
+        }
+        if let (Some(before), Some(after)) = (&before.decode, &after.decode) {
+            let delta = Delta::between(&before.page, &after.page);
+            let computed = kvcr::prompt_tokens(&delta, PromptSource::LocalCompute);
+            let check = format!("prompts_are_handed_over[{name}]");
+            self.check(Check::counter_exactly(check, Class::Product, 0, &computed));
         }
         let indices = before.workers.iter().map(|worker| worker.index);
         Deltas(indices.zip(deltas).collect())

@@ -19,6 +19,8 @@ const VARIABLES: &[&str] = &[
     "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS",
     "DYN_NAMESPACE",
     "DYN_SYSTEM_PORT",
+    "VLLM_NIXL_SIDE_CHANNEL_HOST",
+    "VLLM_NIXL_SIDE_CHANNEL_PORT",
 ];
 
 /// Arguments that the plan sets, and what to change instead.
@@ -31,9 +33,12 @@ const ARGUMENTS: &[(&str, &str)] = &[
     ("--num-gpu-blocks-override", "engine.device_blocks"),
     ("--kv-transfer-config", "[kvcr]"),
     ("--kv-events-config", "[kvcr]"),
-    ("--enable-prefix-caching", "nothing: it is always on"),
-    ("--no-enable-prefix-caching", "nothing: it is always on"),
+    ("--disaggregation-mode", "topology.kind"),
+    ("--enable-prefix-caching", PREFIX_CACHING),
+    ("--no-enable-prefix-caching", PREFIX_CACHING),
 ];
+
+const PREFIX_CACHING: &str = "nothing: it is on, but where an engine only decodes";
 
 /// Whether the plan or the harness sets this variable.
 pub fn is_variable(name: &str) -> bool {
@@ -69,7 +74,7 @@ mod tests {
             "VLLM_CPU_OMP_THREADS_BIND",
             "OMP_NUM_THREADS",
         ];
-        let plan = canonical(&cpu(&[]), &installed()).unwrap();
+        let plan = canonical(&cpu(&["--topology", "disagg"]), &installed()).unwrap();
         let worker = plan
             .processes
             .iter()
