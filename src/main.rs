@@ -194,10 +194,15 @@ mod tests {
     /// Flags in messages that are not ours.
     const FOREIGN: &[&str] = &[
         "--exact",       // libtest
+        "--ipc",         // docker
+        "--log-level",   // kvcr_service
         "--network",     // docker
+        "--pid",         // docker
+        "--pool-dir",    // kvcr_service
         "--release",     // cargo
         "--run-ignored", // nextest
         "--shm-size",    // docker
+        "--user",        // docker
     ];
 
     /// Files that write other programs' command lines.
